@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import ibnn
 from ibnn import data, nets
-from ibnn.app.cli import main, screen
+from ibnn.app.cli import screen
 from ibnn.app.cli.app import app
 from ibnn.app.cli.screen import Screen
 from ibnn.app.cli.train import names as recipe_names
@@ -1143,16 +1143,6 @@ def test_demo_shows_its_table_and_where_its_figures_are(monkeypatch: pytest.Monk
 
 
 # ---------------------------------------------------------------------------------------------------------- processes
-
-
-@pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_closed_streams_are_no_failure(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, name, None)
-    monkeypatch.setattr(sys, "argv", ["ibnn", "data", "list", "--data", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    getattr(sys, name).close()
-    assert ended.value.code == 0
 
 
 @pytest.mark.slow

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ibnn.app.inputs import Form, Pixels
+from ibnn.app.inputs import Pixels
 
 
 def _decoded(image: Image.Image, folder: Path, channels: int = 1, **options: Any) -> list[Any]:
     image.save(folder / "a.png", **options)
-    found, size = Pixels(Form(channels, *image.size[::-1])).decoded(folder / "a.png", "a.png")
+    found, size = Pixels((channels, *image.size[::-1])).decoded(folder / "a.png", "a.png")
     assert size == image.size[0] * image.size[1]
     pixels: list[Any] = (found * 255).round().int().tolist()
     return pixels
@@ -35,12 +35,12 @@ def test_greys_of_16_bits_are_scaled(tmp_path: Path) -> None:
     assert _decoded(grey, tmp_path, transparency=257 * 7) == [[[0, 0, 1, 255, 255]]]
     Image.fromarray(np.array([[70_000]], np.int32)).save(tmp_path / "a.tif")
     with pytest.raises(ValueError, match="more than 16 bits a pixel"):
-        Pixels(Form(1, 1, 1)).decoded(tmp_path / "a.tif", "a.tif")
+        Pixels((1, 1, 1)).decoded(tmp_path / "a.tif", "a.tif")
 
 
 def test_images_are_turned_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # lies on its side: to be turned to the right
     Image.fromarray(np.array([[1000, 2000]], np.uint16)).save(tmp_path / "a.png", exif=exif)
-    found, pixels = Pixels(Form(1, 2, 1)).decoded(tmp_path / "a.png", "a.png")
+    found, pixels = Pixels((1, 2, 1)).decoded(tmp_path / "a.png", "a.png")
     assert (pixels, (found * 255).round().tolist()) == (2, [[[4.0], [8.0]]])

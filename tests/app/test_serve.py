@@ -237,10 +237,10 @@ FLAT = [0.5] * 64
         ({"files": {"image": b""}}, 422, "a readable image"),
         ({"files": {"image": bomb()}}, 422, "7000×7000 pixels, more than 25,000,000"),
         ({"files": {"image": b"\x80\x04K\x01."}}, 422, "a readable image"),  # a pickle
-        (named_in("undefined"), 400, "`Content-Type` to be with the charset of the names"),
+        (named_in("undefined"), 422, "undefined encoding"),
         (named_in("utf-7"), 422, "a readable image"),
         (named_in("unicode_escape"), 422, "a readable image"),
-        (named_in("punycode"), 400, "Leave the charset out"),
+        (named_in("punycode"), 422, "punycode"),
         ({"data": b"0" * 300_000}, 413, "at most 200,000 bytes, but got 300,000"),
         (body(b"0" * 100_000 for _ in range(3)), 413, "at most 200,000 bytes"),  # in chunks: no length is told
     ],

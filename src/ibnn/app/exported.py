@@ -11,7 +11,7 @@ from ibnn.errors import complaint
 from ibnn.files.export import FACTS, onnx_session, run_onnx
 from ibnn.files.sealed import extra
 from ibnn.inputs import Inputs
-from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
+from ibnn.likelihood import LIKELIHOODS, Likelihood
 from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, GaussianPrediction, JointPrediction, Prediction
 
 
@@ -33,22 +33,21 @@ class ExportedFile:
         self.components: int = self.facts["components"]
         self.ranked: int | None = novelty.get("held_out")  # held-out inputs that p-values are ranks among
         self.fallback: float | None = novelty.get("fallback")  # p-value below which answers are mixed with base rates
-        known, name = (
-            {cls.__name__: cls for cls in LIKELIHOODS.values()},
-            self.facts["likelihood"].removeprefix("OnePass"),
-        )
-        self.likelihood: Likelihood | None = known[name]() if name in known else None
+        name = self.facts["likelihood"].removeprefix("OnePass")
+        self.likelihood: Likelihood | None = next((c() for c in LIKELIHOODS.values() if c.__name__ == name), None)
 
     def predict(self, x: Inputs) -> Prediction:
         """Returns the answers for a batch. Intervals of a regression are those of one Gaussian."""
-        return self._prediction(run_onnx(self.session, x), self.facts["likelihood"] == Heads.__name__)
+        return self._prediction(run_onnx(self.session, x))
 
-    def _prediction(self, found: dict[str, Tensor], joint: bool = False) -> Prediction:
+    def _prediction(self, found: dict[str, Tensor]) -> Prediction:
         novelty: dict[str, Any] = {"p_value": found.pop("p_value", None), "ranked": self.ranked or 0}
-        if joint:
-            heads = dict.fromkeys(name.rpartition(".")[0] for name in found)
-            each = {h: {n.rpartition(".")[2]: v for n, v in found.items() if n.rpartition(".")[0] == h} for h in heads}
-            return JointPrediction({head: self._prediction(values) for head, values in each.items()}, **novelty)
+        if "aleatoric" not in found:  # several heads: "age.mean" and so on
+            heads: dict[str, dict[str, Tensor]] = {}
+            for name, value in found.items():
+                head, _, output = name.rpartition(".")
+                heads.setdefault(head, {})[output] = value
+            return JointPrediction({head: self._prediction(values) for head, values in heads.items()}, **novelty)
         aleatoric, epistemic = found["aleatoric"], found["epistemic"].clamp_min(0)
         none, unknown = torch.zeros_like(epistemic), torch.full_like(epistemic, torch.nan)
         if "mean" in found:

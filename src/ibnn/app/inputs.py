@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -26,17 +26,8 @@ BATCH = 250  # examples that are read and answered at once
 PIXELS = 25_000_000  # of the largest image that is decoded
 MOST = 256  # inputs of a request
 LARGEST = 1e15  # number in a row: what is computed from its square is still finite
-_DIVIDE = "Pass pixels that are not normalised, divided by the value of white: 255 for bytes."
 
 Note = Callable[[str], None]
-
-
-class Form(NamedTuple):
-    """Shape of the images that a network takes."""
-
-    channels: int
-    height: int
-    width: int
 
 
 class Example(NamedTuple):
@@ -66,40 +57,33 @@ def listed(paths: list[Path]) -> list[Path]:
 
 
 def batches(
-    files: list[Path],
-    read: Callable[[Path], list[Example]],
-    failed: Callable[[Exception], None],
-    *,
-    rank: int = 0,
-    world: int = 1,
+    files: list[Path], read: Callable[[Path], list[Example]], failed: Callable[[Exception], None], rank: int, world: int
 ) -> Iterator[tuple[int, list[Example]]]:
     """Yields every `world`-th batch of examples, in order and with its number, from batch `rank` on.
 
     A batch is 250 examples, whoever answers it, so that the number of workers changes no answer. Its images are decoded
     only by the worker that answers it. A file that cannot be read is reported to `failed`, and the others are read.
     """
-    first: list[Example] = []
+    shape: torch.Size | None = None
 
     def found(path: Path) -> list[Example]:
+        nonlocal shape
         try:
             examples = read(path)
-            first[1:] = examples[:1]
-            if first[0].x.shape != first[-1].x.shape:
-                expected, got = f"inputs of shape {tuple(first[0].x.shape)}", tuple(first[-1].x.shape)
-                raise ValueError(complaint(str(path), expected, got, "Pass files of one shape."))
+            got = examples[0].x.shape
+            shape = shape or got
+            if got != shape:
+                expected = f"inputs of shape {tuple(shape)}"
+                raise ValueError(complaint(str(path), expected, tuple(got), "Pass files of one shape."))
         except (ValueError, OSError) as error:
             failed(error)
             return []
         return examples
 
-    def all_examples() -> Iterator[Example | Path]:
-        for path in files:
-            yield from [path] if path.suffix.lower() in IMAGES else found(path)
-
-    stream = all_examples()
-    for number in count():
-        if not (batch := list(islice(stream, BATCH))):
-            return
+    parts: Iterator[Sequence[Example | Path]]
+    parts = ([path] if path.suffix.lower() in IMAGES else found(path) for path in files)
+    stream = chain.from_iterable(parts)
+    for number, batch in enumerate(iter(lambda: list(islice(stream, BATCH)), [])):
         if number % world == rank:
             examples = [example for each in batch for example in (found(each) if isinstance(each, Path) else [each])]
             if examples:
@@ -108,31 +92,27 @@ def batches(
 
 @dataclass(frozen=True)
 class Pixels:
-    """Images of one shape; `mean` and `std` of each channel normalise them."""
+    """Images of one shape (C, H, W); `mean` and `std` of each channel normalise them."""
 
-    form: Form
+    shape: tuple[int, ...]
     mean: Sequence[float] = ()
     std: Sequence[float] = ()
     resize: int | None = None  # what the shorter side is resized to before the centre is cropped; None: fill the shape
-    word = "images"
-    columns = ()
 
     @property
     def facts(self) -> dict[str, Any]:
         """What /health says of the inputs."""
-        return self.form._asdict()
+        return dict(zip(("channels", "height", "width"), self.shape, strict=True))
 
     @property
     def size(self) -> int:
         """How many numbers an input has."""
-        return math.prod(self.form)
+        return math.prod(self.shape)
 
     def prepared(self, x: Tensor) -> Tensor:
         """Returns what the network takes, from images in [0, 1]."""
-        if not self.mean:
-            return x
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        return (x - mean) / std
+        return (x - mean) / std if self.mean else x
 
     def read(self, path: Path, note: Note) -> list[Example]:
         """Reads an image, or the images of a .csv or .npy file, in [0, 1] or as bytes."""
@@ -162,29 +142,30 @@ class Pixels:
         """
         from PIL import Image, ImageOps
 
+        channels, height, width = self.shape
         try:
-            image = opened(file, "L" if self.form.channels == 1 else "RGB", most)
+            image = opened(file, "L" if channels == 1 else "RGB", most)
         except ValueError as error:
             raise ValueError(complaint(name, "a readable image", error, "Replace or omit the file.")) from error
         pixels = image.width * image.height
         if self.resize is not None:
-            image = cropped(image, self.form.height, self.resize)
-        elif image.size != (self.form.width, self.form.height):
-            image = ImageOps.fit(image, (self.form.width, self.form.height), Image.Resampling.BILINEAR)
+            image = cropped(image, height, self.resize)
+        elif image.size != (width, height):
+            image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
         return pixels_of(image).float() / 255, pixels
 
     def _formed(self, pixels: Tensor, name: str) -> Tensor:
         """Returns images (N, C, H, W), from (N, C, H, W), (N, H, W) or (N, C·H·W); raises unless they are in [0, 1]."""
-        shape, form = tuple(pixels.shape), tuple(self.form)
-        if shape[1:] not in (form, (self.size,)) and (form[0] > 1 or shape[1:] != form[1:]):
-            expected = f"of shape (N, {', '.join(map(str, form))}) or (N, {self.size})"
+        shape = tuple(pixels.shape)
+        if shape[1:] not in (self.shape, (self.size,)) and (self.shape[0] > 1 or shape[1:] != self.shape[1:]):
+            expected = f"of shape (N, {', '.join(map(str, self.shape))}) or (N, {self.size})"
             raise ValueError(complaint(name, expected, shape, "Reshape it to what the network was trained on."))
         if not len(pixels):
             raise ValueError(complaint(name, "one or more examples", f"none, of shape {shape}", "Leave it out."))
         if not bool(((pixels >= 0) & (pixels <= 1)).all()):
             got = f"values from {pixels.amin().item():.3g} to {pixels.amax().item():.3g}"
-            raise ValueError(complaint(name, "in [0, 1]", got, _DIVIDE))
-        return pixels.reshape(-1, *form)
+            raise ValueError(complaint(name, "in [0, 1]", got, "Pass pixels / 255 for bytes, not normalised."))
+        return pixels.reshape(-1, *self.shape)
 
 
 @dataclass(frozen=True)
@@ -195,11 +176,6 @@ class Tensors:
     whole: bool = False  # whether whole numbers stay integers, as for a network with an embedding
     columns: tuple[str, ...] = ()  # of a table
     named: bool = True  # whether the columns of a file go by name; if not, by order
-
-    @property
-    def word(self) -> str:
-        """What the inputs are called."""
-        return "rows" if self.columns else "inputs"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -218,8 +194,7 @@ class Tensors:
     def read(self, path: Path, note: Note) -> list[Example]:
         """Reads the rows of a .csv or .npy file."""
         if path.suffix.lower() in IMAGES:
-            remedy = "Save what the network takes by numpy.save."
-            raise ValueError(complaint(str(path), "a .csv or .npy file of points", path.suffix, remedy))
+            raise ValueError(complaint(str(path), "a .csv or .npy file of points", path.suffix, "Use numpy.save."))
         return _rows(path, self._checked(_table(path, note, self.columns if self.named else ()), str(path)))
 
     def from_json(self, value: Any) -> Any:

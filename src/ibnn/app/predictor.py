@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ibnn import check
 from ibnn.app.exported import ExportedFile
-from ibnn.app.inputs import BATCH, Form, Kind, Pixels, Tensors
+from ibnn.app.inputs import BATCH, Kind, Pixels, Tensors
 from ibnn.data.images import shorter_side
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.errors import complaint
@@ -95,12 +95,7 @@ class Predictor:
             *((name, value, not is_file, "for an .onnx file, which has its own") for name, value in fixed.items()),
             *((name, fixed[name], not one_pass, "with --one-pass") for name in ("--samples", "--seed")),
             ("--net", net, is_saved, "unless MODEL is a saved model"),
-            (
-                "--one-pass",
-                one_pass or None,
-                not (is_file or is_saved),
-                "unless MODEL is a run; pass what was distilled",
-            ),
+            ("--one-pass", one_pass or None, is_run, "unless MODEL is a run; pass what was distilled"),
         ):
             if value is not None and not fits:
                 raise ValueError(complaint(option, f"absent {where}", value, "Leave it out."))
@@ -124,17 +119,15 @@ class Predictor:
         if units is not None:
             kind = Tensors(columns=units.columns, named=units.sha256 is not None)
         else:
-            form = Form(*home.answers()["shown/images"].shape[1:])
+            shape = tuple(home.answers()["shown/images"].shape[1:])
             mean, std = (KNOWN[data].mean, KNOWN[data].std) if data in KNOWN else PHOTOGRAPHS
-            kind = Pixels(form, mean, std, None if data in KNOWN else shorter_side(form.height))
+            kind = Pixels(shape, mean, std, None if data in KNOWN else shorter_side(shape[1]))
         draws |= {"samples": samples or run.job.samples, "home": home, "run": run}
         classes = tuple(map(str, run.result["classes"]))
         return cls(run.result["name"], run.model, kind, classes, run.job.target, **draws)
 
     @classmethod
     def _of_save(cls, folder: Path, net: str | None, **draws: Any) -> Self:
-        import ibnn.baselines  # noqa: F401  so that they can be loaded
-
         try:
             made = None if net is None else find(net)()
         except TypeError as error:
@@ -142,14 +135,7 @@ class Predictor:
         return cls.of_model(load(folder, made), name=folder.resolve().name, **draws)
 
     @classmethod
-    def of_model(
-        cls,
-        model: Any,
-        *,
-        name: str | None = None,
-        classes: Sequence[str] = (),
-        **options: Any,
-    ) -> Self:
+    def of_model(cls, model: Any, *, name: str | None = None, classes: Sequence[str] = (), **options: Any) -> Self:
         """Makes a predictor of a converted network or a baseline, on the model's own device."""
         if not isinstance(model, nn.Module) or not hasattr(model, "each_draw"):
             remedy = "Pass what ibnn.convert returned, or a baseline of ibnn.baselines."
@@ -166,7 +152,7 @@ class Predictor:
         kind: Kind = Tensors(known, shape is not None and model.whole, tuple(facts.get("columns") or ()))
         if shape is not None and len(shape) == 3 and (facts.get("pixels") or facts.get("normalisation")):
             normal = {} if facts.get("pixels") else facts["normalisation"]
-            kind = Pixels(Form(*shape), **normal, resize=facts.get("resize"))
+            kind = Pixels(tuple(shape), **normal, resize=facts.get("resize"))
         classes, name = tuple(map(str, facts.get("classes") or ())), facts.get("run") or path.name
         draws = {"samples": facts["samples"], "seed": facts["seed"], "fallback": model.fallback}
         return cls(name, model, kind, classes, facts.get("target"), **draws)
@@ -201,8 +187,7 @@ class Predictor:
             rows = [{"label": self.names(probs.shape[1])[number]} for number in probs.argmax(1).tolist()]
             values = {"probability": probs.amax(1)} | values
         values |= {} if found.p_value is None else {"p_value": found.p_value}
-        plain = {name: value.reshape(-1) if value[0].numel() == 1 else value for name, value in values.items()}
-        lists = {name: value.tolist() for name, value in plain.items()}
+        lists = {name: (v.reshape(-1) if v[0].numel() == 1 else v).tolist() for name, v in values.items()}
         rows = [row | {name: each[i] for name, each in lists.items()} for i, row in enumerate(rows)]
         if not self.labels and found.p_value is None:  # nothing is ever withheld
             return rows
@@ -291,19 +276,17 @@ class Predictor:
         if draws == (job.samples, 0, job.fallback, False) and "valid/total" in stored:
             return HeldOut(*(stored[f"valid/{name}"] for name in HeldOut._fields))
         with suppress(FileNotFoundError, ModuleNotFoundError):  # the data are elsewhere: nobody knows
-            valid = parts.make_data(job, data, self.run.units).valid
-            if valid is not None:
-                return self._measured(*valid.__getitems__(held_out_rows(len(valid))))
+            valid: Any = parts.make_data(job, data, self.run.units).valid
+            return self._measured(*valid.__getitems__(held_out_rows(len(valid))))
         return None
 
     def _measured(self, x: Inputs, y: Tensor) -> HeldOut:
         answer: Any = self._answer(x)
         if answer.total.numel() != len(answer):
-            expected = "given for a model with one label an input"
-            raise ValueError(complaint("valid", expected, type(answer).__name__, "Leave it out."))
+            got = type(answer).__name__
+            raise ValueError(complaint("valid", "given for a model with one label an input", got, "Leave it out."))
         total, wrong = answer.total.flatten(), answer.labels.flatten() != y.cpu().flatten()
-        p_value = torch.ones_like(total) if answer.p_value is None else answer.p_value
-        return HeldOut(total, wrong, p_value)
+        return HeldOut(total, wrong, torch.ones_like(total) if answer.p_value is None else answer.p_value)
 
 
 def check_limits(risk: float, novelty: float | None, false_alarm: float = 0.01, megabytes: float = 10) -> None:

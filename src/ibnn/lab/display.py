@@ -42,11 +42,9 @@ def tables(result: dict[str, Any]) -> list[list[list[str]]]:
     if "pruned" in result:
         sizes = result["pruned"]["sizes"]
         found.append([["pruned", "before", "after"], *([w, *(f"{s[n]:,}" for s in sizes)] for n, w in SIZES.items())])
-        for name in ("error", "nll", "rmse"):
-            if values := [
-                of[name] * (100 if name == "error" else 1) for of in result["pruned"]["held_out"] if name in of
-            ]:
-                found[-1].append([f"held-out {SCORES[name]}", *(f"{value:.4g}" for value in values)])
+        for name, scale in {"error": 100, "nll": 1, "rmse": 1}.items():
+            if values := [f"{scale * of[name]:.4g}" for of in result["pruned"]["held_out"] if name in of]:
+                found[-1].append([f"held-out {SCORES[name]}", *values])
     if outsiders := {f"{name}{how}": by for how, r in readings.items() for name, by in r["outsiders"].items()}:
         known = [name for name in UNCERTAINTIES if any(name in by for by in outsiders.values())]
         rows = [[name, *(f"{by[n]:.4f}" if n in by else "–" for n in known)] for name, by in outsiders.items()]

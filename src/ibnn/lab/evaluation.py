@@ -20,10 +20,8 @@ from ibnn.novelty.measure import annotated
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, check_fallback, draws
 from ibnn.training.trainable import Trainable
 
-OUTSIDERS = {  # images of another kind, of the same shape
-    **{"fashion-mnist": "mnist", "mnist": "fashion-mnist"},
-    **{"cifar-10": "cifar-100", "cifar-100": "cifar-10"},
-}
+# Images of another kind, of the same shape.
+OUTSIDERS = {"fashion-mnist": "mnist", "mnist": "fashion-mnist", "cifar-10": "cifar-100", "cifar-100": "cifar-10"}
 SEVERITIES = (1, 3, 5)
 SHIFTED = 300  # test images that are corrupted
 SHOWN = 8  # of the least certain test images, and of the most certain ones
@@ -129,8 +127,7 @@ def evaluate(
     method = Method(model, samples, (own, scaled), fallback)
     kinds, corrupted, part = dict[str, Answers](), dict[str, list[Answers]](), None
     if isinstance(whole, data.DataSet):
-        y = whole.test.labels
-        kinds["test"] = method.images(whole, whole.test)
+        y, test = whole.test.labels, method.images(whole, whole.test)
         part = whole.test.part(torch.arange(min(shifted, len(y))))
         for kind in data.KINDS:
             damages = [partial(data.corrupt, kind=kind, severity=severity) for severity in SEVERITIES]
@@ -142,9 +139,7 @@ def evaluate(
             other = data.load(name, data_folder).test
             kinds[name] = method.images(whole, other.part(torch.arange(min(4 * shifted, len(other.labels)))))
     else:
-        y = whole.test.y
-        kinds["test"] = method.answers(whole.test.x.split(BATCH))
-    test = kinds["test"]
+        y, test = whole.test.y, method.answers(whole.test.x.split(BATCH))
 
     def reading(temperature: float) -> dict[str, Any]:
         """Returns everything that is measured at a temperature."""
@@ -163,7 +158,6 @@ def evaluate(
             found["outsiders"] = {
                 name: {score: metrics.auroc(inside[score], own) for score, own in kind.doubts(temperature).items()}
                 for name, kind in kinds.items()
-                if name != "test"
             }
         return found
 
@@ -173,15 +167,14 @@ def evaluate(
     if test.novelty is not None:  # the share of each kind that is called novel; of the test, of false alarms
         result["novelty"] = {
             name: {f"{level}": round(float((kind.novelty.p_value <= level).double().mean()), 5) for level in LEVELS}
-            for name, kind in kinds.items()
+            for name, kind in {"test": test, **kinds}.items()
             if kind.novelty is not None
         }
     stored = _stored(whole, test, y, own)
     if valid is not None and isinstance(test.at[own], CategoricalPrediction):  # decide where to abstain
         x, labels = valid.__getitems__(held_out_rows(len(valid)))
         held = method.answers(x.split(BATCH))
-        p_value = torch.ones(len(x)) if held.novelty is None else held.novelty.p_value
-        answer: Any = held.at[own]
+        answer, p_value = held.at[own], torch.ones(len(x)) if held.novelty is None else held.novelty.p_value
         stored |= {"valid/total": answer.total, "valid/wrong": answer.labels != labels, "valid/p_value": p_value}
     return Evaluation(result, stored)
 

@@ -1,7 +1,6 @@
 """Builds networks of the user's own, named `package.module:function` and imported from the current folder alone."""
 
 import importlib
-import inspect
 import os
 import re
 import sys
@@ -36,11 +35,6 @@ def make_net(name: str, outputs: int, options: Mapping[str, Any]) -> nn.Module:
         got = f"{name}, which returned {type(net).__name__}"
         raise TypeError(complaint("net", "a function that returns a torch.nn.Module", got, "Return the network."))
     return net
-
-
-def takes(name: str, option: str) -> bool:
-    """Whether the function has a parameter of that name."""
-    return option in inspect.signature(find(name)).parameters
 
 
 def find(name: str) -> Callable[..., Any]:

@@ -84,6 +84,8 @@ class Job(BaseModel):
         if not self.has_code:
             check.choice("net", self.net, [*nets.names(), FORM])
         check.choice("method", self.method, methods.METHODS)
+        for option in self.method_options:
+            check.choice("method_options", option, methods.METHODS[self.method].options)
         alike = 'the method is no "ensemble", whose members would stay alike'
         for names, condition, holds in (
             (("target", "task", "ignore", "test_share"), "data is a .csv file", self.has_file),

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, cast
 import safetensors.torch
 from torch import nn
 
-from ibnn import check
 from ibnn.data import TABLES, Standardisation
 from ibnn.errors import DamagedError, complaint
 from ibnn.files.saving import save_pretrained
@@ -55,7 +54,6 @@ def run(
         The content of result.json; a job that has finished is not run again.
     """
     home = RunFolder(Path(folder))
-    check.device("device", job.device)
     if (found := finished(job, home)) is not None:  # before the lock: the folder may be read-only
         return found
     with nullcontext() if held else home.lock(note=None if quiet else log.warning):
@@ -77,8 +75,7 @@ def run(
             else:
                 model, facts = _pruned(job, place, splits, quiet)
                 _begin(job, splits, home)
-        if job.device is not None:
-            cast(nn.Module, model).to(job.device)
+        cast(nn.Module, model).to(job.device)
         history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
         how = None if job.prune else architecture(job, len(splits.whole.classes), splits.units)
         save_pretrained(model, home.path, architecture=how)  # type: ignore[arg-type]
@@ -92,26 +89,25 @@ def run(
             one_pass.store(student, job, splits, home)
             facts["one_pass"] = one_pass.measured(student, splits)
         kept = f" {job.prune['keep']:.0%}" if job.prune else ""
-        return home.finish(
-            {
-                "name": f"{job.method} {job.net}{kept} {job.data} seed {job.seed}",
-                "job": job.model_dump(exclude_unset=True),
-                **measured.result,
-                "costs": costs(job, model, history, spent),
-                "diagnosis": history.summary,
-                "training": _training(history),
-                "classes": list(splits.whole.classes),
-                "provenance": versions(),
-                **facts,
-            }
-        )
+        result = {
+            "name": f"{job.method} {job.net}{kept} {job.data} seed {job.seed}",
+            "job": job.model_dump(exclude_unset=True),
+            **measured.result,
+            "costs": costs(job, model, history, spent),
+            "diagnosis": history.summary,
+            "training": _training(history),
+            "classes": list(splits.whole.classes),
+            "provenance": versions(),
+            **facts,
+        }
+        return home.finish(result)
 
 
 def _begin(job: Job, splits: Splits, home: RunFolder) -> None:
     """Writes what a run is begun with; job.toml first, which makes the folder one of a run."""
     home.write(JOB, job.to_toml().encode())
     if splits.units is not None and splits.units.sha256 is not None:
-        if home.has(TABLE) and _read_units(home).sha256 != splits.units.sha256:
+        if home.has(TABLE) and Standardisation.from_json(home.text(TABLE)).sha256 != splits.units.sha256:
             got = f"{home.path}, which was begun before the table changed"
             raise ValueError(complaint("folder", "a new one, or one of this table", got, "Start anew: --fresh."))
         home.write(TABLE, f"{splits.units.to_json()}\n".encode())
@@ -119,12 +115,10 @@ def _begin(job: Job, splits: Splits, home: RunFolder) -> None:
 
 def _pruned(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainable, dict[str, Any]]:
     """Returns the model that was trained first without the channels that it needs least, and what was cut."""
-    dense = read_run(place, trust_code=True).model  # which was trained with that code, or read with trust
-    assert isinstance(dense, IBNN), "checked by the job"
-    assert job.prune is not None
+    dense = cast(IBNN, read_run(place, trust_code=True).model)  # trained with that code, or read with trust
     held_out = [] if splits.valid is None else [scores_of(dense, splits.valid, samples=job.samples)]
-    found = prune(dense, splits.unaugmented, job.prune["keep"], seed=job.seed, quiet=quiet)
-    sizes = [size._asdict() for size in (found.before, found.after)]
+    found = prune(dense, splits.unaugmented, cast(Any, job.prune)["keep"], seed=job.seed, quiet=quiet)
+    sizes = [found.before._asdict(), found.after._asdict()]
     return found.model, {"pruned": {"sizes": sizes, "held_out": held_out}}
 
 
@@ -165,7 +159,8 @@ def finished(job: Job, home: RunFolder) -> dict[str, Any] | None:
         return None
     if (saved := _job_of(home)) != job:
         got = f"{home.path}, one of another job ({saved.net}, {saved.data}, {saved.method}, seed {saved.seed})"
-        raise ValueError(complaint("folder", "a new one, or one of this job", got, "Choose another folder."))
+        remedy = "Choose another folder, or replace it: ibnn train --fresh."
+        raise ValueError(complaint("folder", "a new one, or one of this job", got, remedy))
     return home.result if home.has(RESULT) else None
 
 
@@ -175,13 +170,6 @@ def _job_of(home: RunFolder) -> Job:
         return Job.from_toml(text)
     except ValueError as error:
         raise DamagedError(f"{home.path / JOB} is no job of this version of ibnn. {error}") from None
-
-
-def _read_units(home: RunFolder) -> Standardisation:
-    try:
-        return Standardisation.from_json(home.text(TABLE))
-    except ValueError as error:  # of a run that has not finished: there is no checksum yet
-        raise DamagedError(f"{home.path / TABLE} is damaged: {error}") from error
 
 
 class Run(NamedTuple):
@@ -208,7 +196,9 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
         remedy = "If you trust that module of the current folder, pass --trust-code (trust_code=True) to import it."
         got = f"one whose network is code, {job.net}"
         raise ValueError(complaint("folder", "a run of a network of the library", got, remedy))
-    units = _read_units(home) if job.has_file else TABLES[job.data].units if job.data in TABLES else None
+    units = TABLES[job.data].units if job.data in TABLES else None
+    if job.has_file:
+        units = Standardisation.from_json(home.text(TABLE))
     model, state = make_method(job, len(result["classes"]), units=units), home.model_state()
     try:
         if job.prune is not None:

@@ -18,7 +18,7 @@ class Method(NamedTuple):
     """How a method is built, and what it costs."""
 
     build: Callable[..., Trainable]  # of a `Make`; keyword arguments are its options
-    options: tuple[str, ...] = ()  # their names
+    options: tuple[str, ...] = ("members",)  # their names
     noisy_training: bool = False  # each of a recipe's S copies of an example has its own noise, else it trains once
     repeated: Callable[[Any], int] = lambda model: 0  # numbers in its state that its network holds already
 
@@ -43,6 +43,6 @@ METHODS: dict[str, Method] = {
     "swag": Method(_one(SWAG), _options(SWAG), repeated=lambda model: model.mean.numel()),
     "dropout": Method(_one(MCDropout), _options(MCDropout), noisy_training=True),
     "vi": Method(_one(MeanField), _options(MeanField), noisy_training=True),
-    "ensemble": Method(_one(Plain, 4), ("members",)),
+    "ensemble": Method(_one(Plain, 4)),
     "ibnn": Method(_one(lambda net, **options: convert(net, copy=False, **options)), _options(convert), True),
 }

@@ -37,8 +37,7 @@ def measured(student: OnePass, splits: Splits) -> dict[str, Any]:
     """Returns the test scores of a student, and how far it is from the draws on inputs that it was not taught."""
     whole: Any = splits.whole
     known = Images(whole.test, mean=whole.mean, std=whole.std) if isinstance(whole, DataSet) else whole.test
-    agreement = {name: found._asdict() for name, found in student.report.items()}
-    return {"scores": scores_of(student, known, samples=1), "agreement": agreement[""]}
+    return {"scores": scores_of(student, known, samples=1), "agreement": student.report[""]._asdict()}
 
 
 def of_run(

@@ -1,5 +1,6 @@
 """Makes the parts of a job: its data, the same for all seeds, and its untrained network and method."""
 
+import inspect
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from ibnn.data.sets import data_folder
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored, seed_generators
 from ibnn.inputs import logits_of
-from ibnn.lab.imported_net import make_net, takes
+from ibnn.lab.imported_net import find, make_net
 from ibnn.lab.job import Job
 from ibnn.lab.methods import METHODS
 from ibnn.likelihood import Gaussian
@@ -54,7 +55,8 @@ def make_data(job: Job, folder: str | Path | None = None, units: Units = None) -
         table = data.read_table(_file(job.data, folder), str(job.target), **options)
         points, held_points = table.split(job.examples, job.valid)
         return Splits(points, held_points, table, units or table.units(points))
-    whole = data.load(job.data, folder, size=_side(job))
+    shape = () if job.has_code else nets.input_shape(job.net, **job.net_options)
+    whole = data.load(job.data, folder, size=job.image_size or (shape[-1] if len(shape) == 3 else 224))
     train, held_out = whole.train, None
     if job.examples is not None:
         check.integer("examples", job.examples, most=len(train.labels), remedy="There are no more rows.")
@@ -85,14 +87,6 @@ def check_data(name: str, folder: str | Path | None = None) -> None:
         raise FileNotFoundError(complaint("data", expected, repr(name), remedy))
 
 
-def _side(job: Job) -> int:
-    """Returns the height and width that images of a folder are resized to."""
-    if job.image_size is not None or job.has_code:
-        return job.image_size or 224
-    shape = nets.input_shape(job.net, **job.net_options)
-    return shape[-1] if len(shape) == 3 else 224
-
-
 def make_method(job: Job, classes: int, start: State | None = None, units: Units = None) -> Trainable:
     """Returns the untrained method of a job, for 0 classes of a number; `start` are weights to start from."""
     units = data.TABLES[job.data].units if job.data in data.TABLES else units
@@ -101,11 +95,7 @@ def make_method(job: Job, classes: int, start: State | None = None, units: Units
         scale = units.target.scale
         options["likelihood"] = Gaussian(init_std=units.target.noise / scale, location=units.target.centre, scale=scale)
     options |= job.method_options
-    try:
-        return METHODS[job.method].build(lambda member: _make_net(job, classes, units, start, member), **options)
-    except TypeError as error:
-        remedy = f"Leave out what {job.method!r} does not have."
-        raise ValueError(complaint("method_options", f"those of {job.method!r}", options, remedy)) from error
+    return METHODS[job.method].build(lambda member: _make_net(job, classes, units, start, member), **options)
 
 
 def _make_net(job: Job, classes: int, units: Units, start: State | None = None, member: int = 0) -> nn.Module:
@@ -134,12 +124,13 @@ def architecture(job: Job, classes: int, units: Units) -> dict[str, Any] | list[
 
 def _net_options(job: Job, units: Units) -> dict[str, Any]:
     """Returns the network's options, with the inputs of a table unless the job sets them."""
-    asked = units and (job.net == "mlp" or (job.has_code and takes(job.net, "inputs")))
-    return ({"inputs": len(units.columns)} if units and asked else {}) | job.net_options
+    takes_inputs = job.net == "mlp" or (job.has_code and "inputs" in inspect.signature(find(job.net)).parameters)
+    return ({"inputs": len(units.columns)} if units and takes_inputs else {}) | job.net_options
 
 
 def prepare(job: Job, folder: str | Path | None = None, splits: Splits | None = None) -> tuple[Splits, Trainable]:
     """Returns the data and the untrained method; raises if the job cannot run."""
+    check.device("device", job.device)
     splits = splits or make_data(job, folder)
     check_weights(job)
     try:

@@ -43,17 +43,12 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str = "Calibration r
     with house_style(_STYLE):
         sections = [_section(home) for home in homes]
     options: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    pages = Environment(loader=PackageLoader("ibnn.lab"), finalize=_clean, **options)
-    page = pages.get_template("report.html.j2").render(title=title, runs=sections)
+    template = Environment(loader=PackageLoader("ibnn.lab"), **options).get_template("report.html.j2")
+    page = _CONTROL.sub("", template.render(title=title, runs=sections))
     write_atomically(Path(out), page.encode("utf-8", "replace"))
 
 
-def _clean(value: Any) -> Any:
-    return _CONTROL.sub("", value) if type(value) is str else value
-
-
 def _section(home: RunFolder) -> dict[str, Any]:
-    """Returns what the page shows of a run."""
     result, answers = home.result, home.answers()
     facts = {"seed": result["job"].get("seed", 0)} | result["provenance"]
     lines = [f"{k}: {v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)}" for k, v in facts.items()]

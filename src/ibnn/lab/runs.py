@@ -30,8 +30,7 @@ ONE_PASS = "one-pass"  # folder of the network that answers in one pass
 _CHECKED = (JOB, TABLE, HISTORY, CONFIG, ANSWERS, f"{ONE_PASS}/{CONFIG}")  # which has the checksum of the model
 _CHECKPOINTS = "checkpoints/step-*.safetensors"
 # All but job.toml; result.json first: it says "finished".
-_ELSEWHERE = (f"{ONE_PASS}/{MODEL}", _CHECKPOINTS)
-_WRITTEN = (RESULT, *_CHECKED[1:], MODEL, RECIPE, *_ELSEWHERE)
+_WRITTEN = (RESULT, *_CHECKED[1:], MODEL, RECIPE, f"{ONE_PASS}/{MODEL}", _CHECKPOINTS)
 _AGAIN = "Copy the folder again, or run it again: ibnn train --fresh."
 
 
@@ -62,29 +61,30 @@ class RunFolder:
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Writes result.json with the checksums of the other files, removes the checkpoints, returns its content."""
-        content = {**result, "sha256": {name: self.checksum(name) for name in _CHECKED if self.has(name)}}
+        checksums = {name: sealed.checksum(self.path / name) for name in _CHECKED if self.has(name)}
+        content = {**result, "sha256": checksums}
         sealed.write_json(self.path / RESULT, content)
-        self._remove([_CHECKPOINTS])  # there is nothing left to resume
+        self._remove(_CHECKPOINTS)  # there is nothing left to resume
         return content
 
     def clear(self) -> None:
         """Removes what a run has written, and nothing else, if one was begun here; hold the lock."""
         if self.begun:
-            self._remove([*_WRITTEN, JOB])  # job.toml last: until then the other files are the run's
+            self._remove(*_WRITTEN, JOB)  # job.toml last: until then the other files are the run's
 
     def check_free(self) -> None:
         """Raises a ValueError if no run was begun here, and one would replace files."""
-        if not self.begun and (found := self._found(_WRITTEN)):
+        if not self.begun and (found := self._found(*_WRITTEN)):
             names = ", ".join(str(path.relative_to(self.path)) for path in found)
-            remedy = "Choose another folder, or move these files away."
             got = f"{self.path}, which has {names} but no {JOB}"
+            remedy = "Choose another folder, or move these files away."
             raise ValueError(complaint("folder", "a new one, or one of a run", got, remedy))
 
-    def _found(self, patterns: Sequence[str]) -> list[Path]:
+    def _found(self, *patterns: str) -> list[Path]:
         return [path for pattern in patterns for path in self.path.glob(pattern)]
 
-    def _remove(self, patterns: Sequence[str]) -> None:
-        for path in self._found(patterns):
+    def _remove(self, *patterns: str) -> None:
+        for path in self._found(*patterns):
             path.unlink()
 
     def has(self, *names: str) -> bool:
@@ -127,10 +127,6 @@ class RunFolder:
         numbers = {name: config[name] for name in NUMBERS if config.get(name) is not None}
         tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
         return tensors | model_folder.read_tensors(self.path, config)
-
-    def checksum(self, name: str = MODEL) -> str:
-        """Returns the SHA-256 of a file."""
-        return sealed.checksum(self.path / name)
 
     def _verified(self, name: str) -> Path:
         """Returns the path of a file; raises unless it exists and, if the run has finished, is as it was then."""

@@ -34,8 +34,7 @@ def demo(
     screen.table(table(result))
     screen.table(novelty_table(result))
     if not screen.quiet:
-        names = ("reliability.png", "novelty.png", "results.json")
-        files = ", ".join(str(out / name) for name in names)
+        files = f"{out / 'reliability.png'}, {out / 'novelty.png'}, {out / 'results.json'}"
         print(f"In brackets: 95 % bootstrap intervals. Look at: {files} ({result['seconds']:.0f} s)")
 
 

@@ -49,7 +49,7 @@ def evaluate(
     if not isinstance(predictor.model, torch.nn.Module) or (run is None) == (test is None):
         remedy = "Pass --test with a saved model, and not with a run; of an .onnx file pass what it was made of."
         raise MisuseError(complaint("MODEL", "a run, or a saved model and --test", model, remedy))
-    with misuse((ValueError,)):
+    with misuse(ValueError):
         whole: Any = _arrays(test, predictor.classes) if test else None
         splits: Any = None if run is None else make_data(run.job, data, run.units)
     valid, whole = (None, whole) if splits is None else (splits.valid, splits.whole)
@@ -61,7 +61,6 @@ def evaluate(
 
 
 def _arrays(path: Path, classes: Any) -> FileTable:
-    """Reads inputs x and targets y of an .npz file."""
     try:
         with np.load(path, allow_pickle=False) as file:
             x, y = torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
@@ -93,7 +92,7 @@ def report(
             screen.note(f"Skipped: {run}, which is no folder of a finished run.")
     if not done:
         raise MisuseError(complaint("RUNS", "folders of finished runs", ", ".join(map(str, runs)), "Run ibnn train."))
-    with misuse((FileNotFoundError,)):  # a folder without its answers
+    with misuse(FileNotFoundError):  # a folder without its answers
         write_report(done, out, title=title)
     screen.result({"report": str(out)}, str(out), json)
 
@@ -141,12 +140,12 @@ def _example(predictor: "Predictor", pixels: bool, path: Path | None) -> tuple[T
     """Returns inputs that show the file's shapes, and its metadata."""
     facts: dict[str, Any] = {"run": predictor.name, "classes": list(predictor.classes)}
     kind: Any = predictor.kind
-    run, is_image = predictor.run, hasattr(kind, "form")
+    run, is_image = predictor.run, hasattr(kind, "resize")
     with misuse():
         if not isinstance(predictor.model, torch.nn.Module):
             raise ValueError(complaint("MODEL", "a run or a saved model", "a file that is exported", "Copy it."))
         if pixels and not is_image:
-            raise ValueError(complaint("--pixels", "for a run on images", f"given for {kind.word}", "Leave it out."))
+            raise ValueError(complaint("--pixels", "for a run on images", "another model", "Leave it out."))
         if is_image:
             images = predictor.home.answers()["shown/images"].float() / 255  # type: ignore[union-attr]
             facts |= {"normalisation": {"mean": kind.mean, "std": kind.std}, "resize": kind.resize}
@@ -186,5 +185,7 @@ def serve(
     with misuse():
         check_limits(risk, novelty, false_alarm, megabytes)
     predictor = source.read(screen, data)
+    with misuse():
+        predictor.novelty_level(novelty)
     options: dict[str, Any] = {"risk": risk, "novelty": novelty, "false_alarm": false_alarm}
-    start(predictor, host, port, megabytes, screen.note, misuse, **options, data=data)
+    start(predictor, host, port, megabytes, screen.note, **options, data=data)

@@ -68,7 +68,7 @@ def predict(
             dist.broadcast_object_list(decided)
         rule, facts = decided[0]
         read = partial(predictor.kind.read, note=cache(screen.note))  # says each thing once
-        for number, batch in batches(files, read, lambda error: unread.append(str(error)), rank=rank, world=world):
+        for number, batch in batches(files, read, lambda error: unread.append(str(error)), rank, world):
             rows = predictor.described(predictor.answer(torch.stack([example.x for example in batch])), rule)
             answers.append((number, [{"file": e.file, "row": e.row} | row for e, row in zip(batch, rows, strict=True)]))
         found: Any = [(answers, unread)] * world if rank == 0 else None
@@ -109,7 +109,6 @@ def _workers() -> Iterator[tuple[int, int]]:
 
 
 def _write(screen: Screen, result: dict[str, Any], out: Path | None, json: bool) -> None:
-    """Writes a result as JSON or as CSV to a file, or to stdout."""
     file = io.StringIO(newline="")
     if json:
         jsons.dump(finite(result), file, indent=1, ensure_ascii=False)

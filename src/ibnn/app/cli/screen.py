@@ -22,7 +22,6 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Prints results and e
 Debug = Annotated[bool, typer.Option("--debug", help="Prints the traceback of an error.")]
 _EXTRAS = dict.fromkeys(("starlette", "uvicorn", "python_multipart"), "serve")
 _EXTRAS |= {"matplotlib": "demo", "sklearn": "demo", "jinja2": "demo", "onnxruntime": "export"}
-_WRONG_ARGUMENTS = (ValueError, TypeError, FileNotFoundError)
 
 
 class MisuseError(Exception):
@@ -30,14 +29,15 @@ class MisuseError(Exception):
 
 
 @contextmanager
-def misuse(kinds: tuple[type[Exception], ...] = _WRONG_ARGUMENTS, hint: str = "") -> Iterator[None]:
-    """Turns errors inside into `MisuseError`."""
+def misuse(*kinds: type[Exception]) -> Iterator[None]:
+    """Turns errors of these kinds inside, by default those of wrong arguments, into `MisuseError`."""
     try:
         yield
-    except DamagedError:  # not the user's fault
-        raise
-    except kinds as error:
-        raise MisuseError(f"{error}{hint}") from error
+    except Exception as error:
+        wrong = isinstance(error, kinds or (ValueError, TypeError, FileNotFoundError))
+        if not wrong or isinstance(error, DamagedError):  # which is not the user's fault
+            raise
+        raise MisuseError(str(error)) from error
 
 
 def check_out(option: str, path: Path | None, *, folder: bool = False) -> None:
@@ -131,11 +131,8 @@ def reported(debug: bool) -> Iterator[None]:
     """Turns errors into a message on stderr and an exit code."""
     try:
         yield
-    except typer.Exit:
+    except (typer.Exit, BrokenPipeError):  # typer ends quietly when the reader has closed the pipe
         raise
-    except BrokenPipeError:  # the reader has closed the pipe; flush nothing more to it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise typer.Exit(1) from None
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
@@ -145,7 +142,6 @@ def reported(debug: bool) -> Iterator[None]:
 
 
 def _worded(error: BaseException) -> tuple[str, int]:
-    """Returns the message for an error, and its exit code."""
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted. {error}".rstrip(), 130
     if isinstance(error, MisuseError):

@@ -32,10 +32,10 @@ def parsed(settings: list[str], flag: str) -> dict[str, Any]:
     for setting in settings:
         key, equals, text = (part.strip() for part in setting.partition("="))
         try:
-            is_toml = len(tomllib.loads(f"value = {text}")) == 1
-        except tomllib.TOMLDecodeError:
-            is_toml = False
-        lines[key] = f"{key} {equals} {text if is_toml or not equals else json.dumps(text, ensure_ascii=False)}"
+            tomllib.loads(f"value = {text}")
+        except tomllib.TOMLDecodeError:  # a string without quotes
+            text = json.dumps(text, ensure_ascii=False)
+        lines[key] = f"{key} {equals} {text}"
     try:
         return tomllib.loads("\n".join(lines.values()))
     except tomllib.TOMLDecodeError as error:
@@ -52,7 +52,6 @@ def names() -> list[str]:
 def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
     """Returns a job by file or by name, with changes; checks all that can be checked without data."""
     from ibnn.lab.job import Job, merged
-    from ibnn.lab.methods import METHODS
     from ibnn.lab.parts import check_data, check_weights
 
     changes = parsed(settings, "--set")
@@ -64,11 +63,8 @@ def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
     job = Job(**fields)
     check_data(job.data, data)
     check_weights(job)
-    check.device("device", job.device)
     if job.has_code:
         find(job.net)
-    for option in job.method_options:
-        check.choice("method_options", option, METHODS[job.method].options or ("members",))
     return job
 
 
@@ -109,7 +105,7 @@ def train(
     screen.note(f"{job.method} {job.net} on {job.data}, seed {job.seed}, into {home.path}")
     words = ["ibnn", "train", name, *(w for s in set or [] for w in ("--set", s)), "--out", str(home.path)]
     again = f"To go on: {shlex.join([*words, *(['--data', str(data)] if data else [])])}"
-    _run(screen, job, home, data, again, json, fresh=fresh)
+    _run(screen, job, home, home.path / "first", data, again, json, fresh)
 
 
 _KEEP = "Share of the multiply–adds of linear layers and convolutions that stays."
@@ -135,63 +131,44 @@ def prune(
 
     Example: ibnn prune runs/digits-mlp --keep 0.25 --out runs/thin && ibnn export runs/thin
     """
-    home = RunFolder(out or Path(f"{folder}-{keep:g}"))
-    with misuse():
-        job = _thinner(folder, keep, epochs, trust_code)
-        check_out("--out", home.path, folder=True)
-    screen.note(f"{folder} to {keep:.0%} of its multiply–adds, epochs: {epochs}, into {home.path}")
-    _run(screen, job, home, data, "The same command goes on.", json, first=folder)
-
-
-def _thinner(folder: Path, keep: float, epochs: int, trust_code: bool) -> "Job":
-    """Returns the job that prunes a run; raises if the run is none that can be pruned."""
     from ibnn.lab.jobs import read_run
 
-    check.share("--keep", keep, remedy="Pass 0.5 for half.")
-    job = read_run(folder, trust_code=trust_code).job
-    if job.method != "ibnn":
-        remedy = f"Train one: ibnn train … --set method=ibnn, or convert its network ({job.net}) in Python."
-        raise ValueError(complaint("RUN", 'a run of method = "ibnn", whose nodes have latents', job.method, remedy))
-    if job.prune is not None:
-        got, remedy = f"one that kept {job.prune['keep']:.0%}", "Prune that run's original again, and keep less."
-        raise ValueError(complaint("RUN", "a run that was not pruned before", got, remedy))
-    return job.but(prune={"keep": keep, "epochs": epochs})
+    home = RunFolder(out or Path(f"{folder}-{keep:g}"))
+    with misuse():
+        check.share("--keep", keep, remedy="Pass 0.5 for half.")
+        job = read_run(folder, trust_code=trust_code).job
+        if job.method != "ibnn":
+            remedy = f"Train one: ibnn train … --set method=ibnn, or convert its network ({job.net}) in Python."
+            raise ValueError(complaint("RUN", 'a run of method = "ibnn", whose nodes have latents', job.method, remedy))
+        if job.prune is not None:
+            got, remedy = f"one that kept {job.prune['keep']:.0%}", "Prune that run's original again, and keep less."
+            raise ValueError(complaint("RUN", "a run that was not pruned before", got, remedy))
+        check_out("--out", home.path, folder=True)
+    job = job.but(prune={"keep": keep, "epochs": epochs})
+    screen.note(f"{folder} to {keep:.0%} of its multiply–adds, epochs: {epochs}, into {home.path}")
+    _run(screen, job, home, folder, data, "The same command goes on.", json, fresh=False)
 
 
 def _run(
-    screen: Screen,
-    job: "Job",
-    home: RunFolder,
-    data: Path | None,
-    again: str,
-    as_json: bool,
-    *,
-    fresh: bool = False,
-    first: Path | None = None,
+    screen: Screen, job: "Job", home: RunFolder, first: Path, data: Path | None, again: str, as_json: bool, fresh: bool
 ) -> None:
     """Runs a job, or reads its finished run, and prints the result; `again` says how to go on if it is interrupted."""
     from ibnn.lab import jobs, parts
 
-    with misuse((ValueError,)):
+    with misuse():
         home.check_free()
-    result = None
-    if not fresh:
-        with misuse((ValueError,), hint=" Or pass --fresh to replace it."):
-            result = jobs.finished(job, home)
+        result = None if fresh else jobs.finished(job, home)
     if result is None:
-        with misuse((ValueError,)):  # missing data are a FileNotFoundError: the command is right
+        with misuse(ValueError):  # missing data are a FileNotFoundError: the command is right
             splits, _ = parts.prepare(job, data)
         if job.has_file:
             screen.note(_described(splits, job))
-        before = RunFolder(first or home.path / "first")  # the training before it
         try:
             with home.lock(note=screen.note):
                 if fresh:
                     home.clear()
-                    if before.begun:
-                        with before.lock(note=screen.note):
-                            before.clear()
-                options: Any = {"data_folder": data, "splits": splits, "first_folder": before.path, "held": True}
+                    RunFolder(first).clear()  # the training before it
+                options: Any = {"data_folder": data, "splits": splits, "first_folder": first, "held": True}
                 result = jobs.run(job, home.path, **options, quiet=screen.quiet)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(again) from None
@@ -207,7 +184,6 @@ def _run(
 
 
 def _described(splits: "Splits", job: "Job") -> str:
-    """Describes how a table was read."""
     classes, test = splits.whole.classes, cast(Any, splits.whole.test)
     target = f"{len(classes)} classes ({', '.join(classes[:6])}{', …' * (len(classes) > 6)})" if classes else "a number"
     rows = f"{len(splits.train):,} rows to train on, {len(splits.valid or ()):,} held out, {len(test):,} to test"

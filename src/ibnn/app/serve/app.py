@@ -51,19 +51,15 @@ def make_app(service: Service, *, megabytes: float = 10) -> Starlette:
             facts = {"classes": classes, "risk": service.risk, "limit": service.rule.limit}
         return JSONResponse(finite(facts | {"rows": rows}))
 
-    async def told(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
-
-    async def wrong(_: Request, error: Exception) -> Response:
-        return JSONResponse({"detail": str(error)[:1000]}, 422)
-
-    async def left(*_: Any) -> Response:  # nobody reads that reply; 499 is what proxies count
-        return JSONResponse({"detail": "The client has left."}, 499)
+    async def refused(_: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+        left = isinstance(error, ClientDisconnect)  # nobody reads that reply; 499 is what proxies count
+        return JSONResponse({"detail": str(error)[:1000]}, 499 if left else 422)
 
     routes = [Route("/predict", predict, methods=["POST"]), Route("/health", health)]
     gate = Middleware(Gate, service=service, most=int(megabytes * 1e6))
-    handlers: Any = {HTTPException: told, ValueError: wrong, OverflowError: wrong, ClientDisconnect: left}
+    handlers: Any = dict.fromkeys((HTTPException, ValueError, OverflowError, ClientDisconnect), refused)
     return Starlette(routes=routes, middleware=[gate], exception_handlers=handlers, lifespan=lifespan)
 
 
@@ -90,14 +86,10 @@ async def _received(request: Request, *, images: bool) -> Parts:
     if kind != "multipart/form-data" or not images:
         expected = "application/json" + (" or multipart/form-data" if images else "")
         raise HTTPException(415, complaint("Content-Type", expected, kind or "none", 'Send {"inputs": [...]}.'))
-    try:
-        async with request.form(max_files=MOST, max_fields=8) as sent:  # 400 if it is not multipart
-            items: Any = sent.multi_items()
-            wrong = [name for name, file in items if name != "image" or isinstance(file, str)]
-            found = [] if wrong else [(file.filename or "image", await file.read()) for _, file in items]
-    except UnicodeError as error:
-        wrong_names = complaint("Content-Type", "with the charset of the names", error, "Leave the charset out.")
-        raise HTTPException(400, wrong_names) from None
+    async with request.form(max_files=MOST, max_fields=8) as sent:  # 400 if it is not multipart
+        items: Any = sent.multi_items()
+        wrong = [name for name, file in items if name != "image" or isinstance(file, str)]
+        found = [] if wrong else [(file.filename or "image", await file.read()) for _, file in items]
     if not found:
         got, remedy = f"a field {wrong[0][:80]!r}" if wrong else "none", "curl -F image=@a.png does so."
         raise ValueError(complaint("image", "one or more files, and nothing else", got, remedy))
@@ -105,7 +97,6 @@ async def _received(request: Request, *, images: bool) -> Parts:
 
 
 def _read(parts: Parts, kind: Kind) -> Inputs:
-    """Returns the inputs of a request."""
     if not isinstance(parts, bytes):
         assert isinstance(kind, Pixels), "as `_received` sees to"
         return kind.from_files(parts)

@@ -119,9 +119,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         at = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
+        expected, got = "an address of this machine with a free port", f"{host!r}, {port} ({error})"
         remedy = "Pass --port 0 for any free port, --host 127.0.0.1 for this machine."
-        expected = "an address of this machine with a free port"
-        raise OSError(complaint("--host and --port", expected, f"{host!r}, {port} ({error})", remedy)) from error
+        raise OSError(complaint("--host and --port", expected, got, remedy)) from error
     at.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it: no reply waits for an ACK
     return at
 
@@ -134,10 +134,9 @@ def make_server(app: ASGIApp, *, drain: Callable[[], None]) -> uvicorn.Server:
             drain()
             await super().shutdown(sockets)
 
-    options: Any = {"log_level": "warning", "access_log": False, "server_header": False}
-    return Server(
-        uvicorn.Config(app, http=Connection, ws="none", lifespan="on", timeout_graceful_shutdown=GRACE, **options)
-    )
+    quiet: Any = {"log_level": "warning", "access_log": False, "server_header": False}
+    config = uvicorn.Config(app, http=Connection, ws="none", lifespan="on", timeout_graceful_shutdown=GRACE, **quiet)
+    return Server(config)
 
 
 class Connection(H11Protocol):
@@ -186,8 +185,7 @@ class Connection(H11Protocol):
         if self._unread is not None:
             self._unread.cancel()
 
-    def _is_idle(self) -> bool:
-        """Whether no complete request is being answered."""
+    def _is_idle(self) -> bool:  # no complete request is being answered
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def _watch(self) -> None:

@@ -3,8 +3,9 @@
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ibnn.app import finite
 from ibnn.app.inputs import MOST
 from ibnn.app.predictor import Predictor
 from ibnn.app.serve.limits import Busy
-from ibnn.inputs import Inputs, batch_length
+from ibnn.inputs import batch_length
 from ibnn.monitoring.shift import ShiftMonitor
 from ibnn.prediction import CategoricalPrediction
 
@@ -53,12 +54,12 @@ class Service:
         self.ask = self._batcher.submit  # returns the future rows, one for each input
         self.draining = False  # whether the service is about to end
 
-    def _answer(self, parts: Sequence[Inputs]) -> list[list[Row]]:
-        """Returns the answers to several questions, as plain data."""
-        first: Any = parts[0]
-        named = isinstance(first, dict)  # several tensors; those of different shapes raise
-        x: Any = {name: torch.cat([part[name] for part in parts]) for name in first} if named else torch.cat(parts)  # type: ignore[arg-type]
-        found = self.predictor.answer(x)
+    def _answer(self, parts: Any) -> list[list[Row]]:
+        """Returns the answers to several questions, as plain data; raises for tensors of different shapes."""
+        if isinstance(parts[0], dict):
+            found = self.predictor.answer({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        else:
+            found = self.predictor.answer(torch.cat(parts))
         if self.monitor is not None and found.p_value is not None:
             self.monitor.update(-found.p_value.log())
         none = {"p_value": None, "abstain": False, "withheld": None}
@@ -67,10 +68,9 @@ class Service:
             for row, probabilities in zip(rows, found.probs.tolist(), strict=True):
                 row["probabilities"] = probabilities
         for row in rows:
-            withheld = row["withheld"] or ""
-            self.counts.update(inputs=1, abstained=int(row["abstain"]), novel=int("novel" in withheld))
-        each = iter(rows)
-        return [[next(each) for _ in range(batch_length(part))] for part in parts]
+            self.counts.update(inputs=1, abstained=row["abstain"], novel="novel" in (row["withheld"] or ""))
+        left = iter(rows)
+        return [list(islice(left, batch_length(part))) for part in parts]
 
     @property
     def wait(self) -> float:
@@ -88,7 +88,7 @@ class Service:
 
     def health(self) -> dict[str, Any]:
         """Returns what is served, where it abstains, and whether inputs have shifted."""
-        predictor, monitor, shift, novelty = self.predictor, self.monitor, None, None
+        predictor, ranked, monitor, shift = self.predictor, self.predictor.ranked, self.monitor, None
         if monitor is not None:
             shift = {
                 "false_alarm": monitor.false_alarm,
@@ -98,8 +98,6 @@ class Service:
                 "direction": monitor.direction if monitor.alarm is not None else None,
                 "p_value": min(1.0, monitor.p_value),
             }
-        if (ranked := predictor.ranked) is not None:
-            novelty = {"level": self.novelty, "against": f"{ranked:,} held-out inputs"}
         return {
             "status": "ok",
             "version": __version__,
@@ -110,7 +108,7 @@ class Service:
             "samples": predictor.samples,
             "seed": predictor.seed,
             "abstention": finite(self.evidence),
-            "novelty": novelty,
+            "novelty": None if ranked is None else {"level": self.novelty, "against": f"{ranked:,} held-out inputs"},
             "shift": shift,
             "counts": {**self.counts, "replies": {str(status): count for status, count in self.statuses.items()}},
         }
@@ -119,9 +117,7 @@ class Service:
 class Batcher:
     """Gathers questions from many threads into batches; nobody waits for a batch to fill."""
 
-    def __init__(
-        self, answer: Callable[[Sequence[Any]], Sequence[Any]], *, most: int, waiting: int, rows: Callable[[Any], int]
-    ) -> None:
+    def __init__(self, answer: Callable[..., Any], *, most: int, waiting: int, rows: Callable[[Any], int]) -> None:
         """A batch of `most` rows takes no more questions, and at most `waiting` rows wait."""
         self._answer, self._most, self._waiting, self._rows = answer, most, waiting, rows
         self._queue: deque[tuple[Any, Future[Any]]] = deque()

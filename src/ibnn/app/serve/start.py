@@ -5,7 +5,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ibnn.app.predictor import Predictor, check_limits
@@ -55,32 +56,20 @@ def serve(
         how = "threading.Thread(target=ibnn.serve, args=[model], daemon=True).start()"
         raise TypeError(f"ibnn.serve runs its own event loop. Call it in a thread: {how}.")
     check_limits(risk, novelty, false_alarm, megabytes)
+    if valid is not None:
+        valid = gather(as_source(valid, batch_size=256, name="valid", shuffled=False), 0, "valid")
     draws: Any = {"samples": samples, "seed": seed, "fallback": fallback}
-    rows = None if valid is None else as_source(valid, batch_size=256, name="valid", shuffled=False)
-    labelled = None if rows is None else gather(rows, 0, "valid")
-    predictor = Predictor.of_model(model, valid=labelled, classes=classes, **draws)
-    options: Any = {"risk": risk, "novelty": novelty, "false_alarm": false_alarm}
-    start(predictor, host, port, megabytes, lambda text: print(text, file=sys.stderr, flush=True), **options)
+    predictor = Predictor.of_model(model, valid=valid, classes=classes, **draws)
+    note = partial(print, file=sys.stderr, flush=True)
+    start(predictor, host, port, megabytes, note, risk=risk, novelty=novelty, false_alarm=false_alarm)
 
 
 def start(
-    predictor: Predictor,
-    host: str,
-    port: int,
-    megabytes: float,
-    note: Callable[[str], None],
-    guard: Callable[[], AbstractContextManager[None]] = nullcontext,
-    **options: Any,
+    predictor: Predictor, host: str, port: int, megabytes: float, note: Callable[[str], None], **options: Any
 ) -> None:
-    """Listens, says what will be withheld, and serves until the end.
-
-    `guard` is entered where wrong options raise; `options` are those of `Service`.
-    """
-    with guard():
-        at = listen(host, port)
-    with at:
-        with guard():
-            service = Service(predictor, **options)
+    """Listens, says what will be withheld, and serves until the end; `options` are those of `Service`."""
+    with listen(host, port) as at:
+        service = Service(predictor, **options)
         for line in predictor.notes(service.evidence, service.novelty):
             note(line)
         if service.monitor is None:
