@@ -213,7 +213,7 @@ def test_probabilities_for_logits_are_told_once(caplog: pytest.LogCaptureFixture
 
     x, y = torch.randn(60, 4), torch.arange(60) % 3
     ibnn.fit(ibnn.convert(Softmaxed(4, 3), components=2, seed=0), (x, y), (x[:50] + 1, y[:50]), steps=2, quiet=True)
-    assert caplog.text.count("returns probabilities") == 1
+    assert caplog.text.count("ends in a softmax") == 1
     caplog.clear()
     learn((x, y))
     assert not caplog.text

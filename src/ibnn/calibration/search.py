@@ -29,7 +29,7 @@ from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, check_rows, slice_rows, tree_map
 from ibnn.layers.explain import explaining_shapes
-from ibnn.likelihood import Bernoulli, Categorical, Heads, own_activation
+from ibnn.likelihood import Heads, own_activation
 from ibnn.likelihood.temperature import PRICE, best_temperature, supported_temperature
 from ibnn.network import IBNN, by_layer, by_node, require_mixture, snapshot
 from ibnn.noise import has_units, shares
@@ -362,12 +362,9 @@ def _checked_plain(outputs: _Outputs) -> Tensor:
     if not bool((plain < math.inf).all()):  # nor NaN; −∞ masks a class
         got = "NaN or infinity in the network's outputs"
         raise ValueError(complaint("valid", "data that the network can answer", got, "Check the inputs' scale."))
-    if isinstance(likelihood, Categorical | Bernoulli):
-        dim = likelihood.class_dim(plain, 2) if isinstance(likelihood, Categorical) else None
-        classes = None if dim is None else plain[:, 0].movedim(dim, 2)
-        if end := own_activation(outputs.model.net, classes):
-            what = f"The network ends in a {end}, and the likelihood adds its own: probabilities stay far from 1"
-            warnings.warn(f"{what}. Take the {end} out of the network and calibrate again.", stacklevel=4)
+    if end := own_activation(likelihood, outputs.model.net, plain[:, 0]):
+        what = f"The network ends in a {end}, and the likelihood adds its own: probabilities stay far from 1"
+        warnings.warn(f"{what}. Take the {end} out of the network and calibrate again.", stacklevel=4)
     two = few[: min(2, outputs.batch_size or 2)]
     try:
         outputs.model.outputs(outputs.inputs(two), outputs.pair(0.01, 0, two))

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from ibnn.diagnosis.checks import CHECKS, Case, Finding, LayerDiagnosis, Severity, non_finite, shown
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
-from ibnn.likelihood import Categorical
 from ibnn.mixture import CLOSED_FORMS, Mixture, kl_components, kl_pairwise
 from ibnn.network import IBNN, prior_stds
 from ibnn.prediction import JointPrediction
@@ -106,8 +105,6 @@ def _answers(model: IBNN, inputs: Inputs, batch_size: int | None) -> dict[str, A
     if len(heads) == 1:  # several stand side by side
         first = slice_rows(inputs, slice(batch_size), batch_length(inputs))
         outputs = model.draw_logits(tree_map(lambda t: t.to(model.examples.device), first), 1)
-        if isinstance(model.likelihood, Categorical):
-            outputs = outputs.movedim(model.likelihood.class_dim(outputs, 1), 2)
     return {"share": share, "outputs": outputs}
 
 

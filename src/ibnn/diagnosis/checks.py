@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import SGD, Optimizer
 
 from ibnn.latent import Latent
-from ibnn.likelihood import Bernoulli, Categorical, own_activation
+from ibnn.likelihood import own_activation
 from ibnn.mixture import Mixture, kl_components
 from ibnn.network import IBNN, prior_stds
 from ibnn.sampling.chains import FEWEST, MOST, disagreement, effective_size
@@ -202,9 +202,7 @@ def _answers(case: Case) -> Findings:
         what = f"{case.share:.1%} of the uncertainty is epistemic: the draws hardly disagree, as if of one network."
         remedy = "Go by the total. For more disagreement: a larger beta or prior_std, or components farther apart."
         yield Finding("warning" if model.examples > 0 else "note", None, what, remedy)
-    likelihood: Any = getattr(model.likelihood, "inner", model.likelihood)  # of one whose rows have weights
-    end = own_activation(model.net, case.outputs)
-    if end and isinstance(likelihood, Categorical | Bernoulli):
+    if end := own_activation(model.likelihood, model.net, case.outputs):
         what = f"The network ends in a {end}, and the likelihood adds its own: no probability can be near 1."
         yield Finding("warning", None, what, f"Take the {end} out of the network: its outputs should be logits.")
 

@@ -354,13 +354,16 @@ class Bernoulli(Discrete):
         return replace(prediction, probs=yes.exp(), log_probs=yes, log_complements=no, **parts)
 
 
-def own_activation(net: nn.Module, outputs: Tensor | None = None) -> str:
-    """Returns "softmax" or "sigmoid" if a network ends in one, by its modules or outputs (J, B, C, …); else ""."""
+def own_activation(likelihood: Likelihood, net: nn.Module, outputs: Tensor | None) -> str:
+    """Returns "softmax" or "sigmoid" if a network of class scores ends in one, by its modules or outputs (J, B, …)."""
+    likelihood = getattr(likelihood, "inner", likelihood)  # of one whose rows have weights
+    if not isinstance(likelihood, Categorical | Bernoulli):
+        return ""
     last = net
     while isinstance(last, nn.Sequential) and len(last):
         last = last[-1]
     kinds = {nn.Softmax: "softmax", nn.Softmax2d: "softmax", nn.Sigmoid: "sigmoid"}
-    if type(last) in kinds or outputs is None or outputs.dim() < 3:
+    if type(last) in kinds or outputs is None or isinstance(likelihood, Bernoulli):
         return kinds.get(type(last), "")
-    near_one = (full(outputs).sum(2) - 1).abs() < 1e-3  # in half precision too
+    near_one = (full(outputs).sum(likelihood.class_dim(outputs, 1)) - 1).abs() < 1e-3  # in half precision too
     return "softmax" if bool((outputs >= 0).all() and near_one.all()) else ""

@@ -14,7 +14,7 @@ from ibnn.errors import complaint
 from ibnn.generators import generators_restored, seed_generators
 from ibnn.inputs import batch_length, check_rows, tree_map
 from ibnn.layers.explain import explaining_shapes
-from ibnn.likelihood import Categorical, Likelihood, own_activation
+from ibnn.likelihood import Likelihood, own_activation
 from ibnn.prediction import draws, predict, refuse_nan
 from ibnn.training.recipe import Recipe
 from ibnn.training.trainable import Trainable
@@ -84,8 +84,8 @@ def read_data(model: Trainable, train: Any, valid: Any, recipe: Recipe) -> Split
     if valid is None and recipe.patience:
         raise ValueError(complaint("patience", "0 without validation data", recipe.patience, "Pass valid=(x, y)."))
     output = check_data(model, source, "train", held_out=False)
-    if source is not train and isinstance(model.likelihood, Categorical) and own_activation(model.net, output[None]):
-        log.warning("The network returns probabilities, of which the likelihood takes a softmax again: return logits.")
+    if source is not train and (end := own_activation(model.likelihood, model.net, output[None])):
+        log.warning(f"The network ends in a {end}, and the likelihood adds its own: return logits.")
     if held_out is not None:
         check_data(model, held_out, "valid", held_out=True)
     split = Split(source, held_out, source.rows)
