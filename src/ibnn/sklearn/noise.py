@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ibnn.generators import generators_restored
 from ibnn.latent import inverse_softplus
 from ibnn.sklearn.ensemble import noise_inputs, stacked
-from ibnn.sklearn.training import Pace, Rows, Run
+from ibnn.sklearn.training import Pace, Rows, Run, train
 
 HIDDEN = (32, 32)  # widths of the networks that predict noise
 LEAST = 1e-6  # variance, in standardised units: what `Gaussian` adds to a predicted one
@@ -48,8 +48,7 @@ def fit_noise(rows: Rows, mean: Tensor, members: int, pace: Pace) -> Noise:
     inputs = rows._replace(x=noise_inputs(rows.x, mean), y=error)
     run = Run(net, members, inputs, _loss, pace._replace(lr=LR, weight_decay=WEIGHT_DECAY, steps=STEPS))
     constant = _loss(inverse_softplus(variance).expand_as(error), error)
-    run.advance(run.pace.steps)
-    run.finish()
+    train([run])
     gain = constant - run.losses()  # (n,)
     average = float((weight * gain).sum())
     spread = float((weight * (gain - average).square()).sum().sqrt()) / math.sqrt(len(gain))

@@ -101,15 +101,13 @@ class Table(BaseEstimator):  # type: ignore[misc]
         check.device("device", self.device)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._outputs = outputs
-        self.encoder_ = encoder(x).fit(x)
-        self.scaler_ = StandardScaler().fit(self._encoded(x), sample_weight=weight)
-
-    def _encoded(self, x: Any) -> Array:
-        return np.asarray(self.encoder_.transform(x), dtype=np.float64)
+        self.encoder_ = encoder(x)
+        self.scaler_ = StandardScaler().fit(self.encoder_.fit(x).transform(x), sample_weight=weight)
 
     def _tensor(self, x: Any) -> Tensor:
         """Returns standardised rows (n, inputs) on the device."""
-        return torch.tensor(self.scaler_.transform(self._encoded(x)), dtype=self._dtype, device=self.device)
+        rows = self.scaler_.transform(self.encoder_.transform(x))
+        return torch.tensor(rows, dtype=self._dtype, device=self.device)
 
     def _inputs(self, x: Any) -> Tensor:
         """Returns `_tensor` of rows to answer for."""
@@ -169,8 +167,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
         stds = (self._stds if held_out else self._stds[-1:]) if self.prior_std == "auto" else (float(self.prior_std),)
         with Bar("training", total=steps, shown=bool(self.progress)) as bar:
             models = [self._make(std, rows, members) for std in stds]
-            noisy = [model if std > NONE else None for model, std in zip(models, stds, strict=True)]
-            runs = [Run(m.net, members, rows, self._loss, pace, own) for m, own in zip(models, noisy, strict=True)]
+            runs = [Run(m.net, members, rows, self._loss, pace, m if m.prior_std > NONE else None) for m in models]
             run = train(runs, bar)
         self.model_: Any = models[runs.index(run)]
         self.history_ = run.history
@@ -194,7 +191,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
 
     def predict_distribution(self, X: Any) -> Any:
         """Returns the whole prediction of `ibnn.predict`, as tensors."""
-        inputs = self._inputs(X)
+        inputs = self._inputs(X)  # raises if there is no model
         return self.model_.predict(inputs, samples=self._samples(), progress=False).to("cpu")
 
     def p_value(self, X: Any) -> Array:
@@ -210,10 +207,8 @@ class Table(BaseEstimator):  # type: ignore[misc]
     def _check_held(self, what: str, *, known: bool) -> None:
         """Raises unless enough rows were held out for what is asked."""
         if not known:
-            raise ValueError(
-                f"{what} needs at least {FEWEST} rows that were not trained on. This one has {self._held}. Call"
-                " fit(X, y, X_val=…, y_val=…)."
-            )
+            got = f"{what} needs at least {FEWEST} rows that were not trained on. This one has {self._held}."
+            raise ValueError(f"{got} Call fit(X, y, X_val=…, y_val=…).")
 
     def predict_uncertainty(self, X: Any) -> Uncertainty:
         """Returns the total, aleatoric and epistemic uncertainty of every row.

@@ -82,7 +82,7 @@ class Run:
         )
         self.random = torch.Generator().manual_seed(pace.seed)
         self.held = [(rows.fold.cpu() == member).nonzero()[:, 0] for member in range(members)]
-        self.size = len(rows.x) - max(len(held) for held in self.held)  # rows of a member
+        self.size = len(rows.x) - max(map(len, self.held))  # rows of a member
         self.batches = math.ceil(self.size / pace.batch_size)
         self.step, self.drops, self.stale = 0, 0, 0
         self.best, self.history, self.done = math.inf, list[dict[str, float]](), False
@@ -163,7 +163,7 @@ class Run:
     @torch.no_grad()
     def answers(self) -> Tensor:
         """Returns the output for each row, (n, outputs), of the member that holds it out."""
-        width = max(len(held) for held in self.held)
+        width = max(map(len, self.held))
         index = torch.stack([held[torch.arange(width) % len(held)] for held in self.held], 1)  # (width, M)
         index = index.to(self.rows.x.device)
         if self.noisy is None:
