@@ -33,11 +33,6 @@ class Draw:
     words: Tensor | None = None
     unit_std: Tensor | None = None
 
-    @property
-    def each_row(self) -> bool:
-        """Whether every row has a z of its own."""
-        return self.z.dim() == 2
-
 
 @dataclass(frozen=True, slots=True)
 class Draws:
@@ -52,11 +47,6 @@ class Draws:
 
     def __getitem__(self, number: int) -> Draw:
         return Draw(self.z[number], None if self.words is None else self.words[number], self.unit_std)
-
-    @property
-    def each_row(self) -> bool:
-        """Whether every row has a z of its own."""
-        return self.z.dim() == 3
 
     def split(self, size: int) -> "list[Draws]":
         """Splits into chunks of at most `size` draws and nearly equal length."""

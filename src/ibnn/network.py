@@ -116,6 +116,7 @@ class IBNN(nn.Module):
         for number, latent in enumerate(self.latents.values()):
             latent.current_pass, latent.number = self._pass, number
         self.draws: DrawsPer = draws if any(latent.placed for latent in self.latents.values()) else "channel"
+        self._layers_of_units = 0 if self.draws == "channel" else len(self.latents)  # that have words in a draw
         self._checked: set[tuple[bool, bool]] = set()  # (mode, a z each row) in which the layers' calls were checked
         self._searches = 0  # for the batch in layers' inputs
         self._targets_checked = False
@@ -260,11 +261,6 @@ class IBNN(nn.Module):
         options: Any = {"components": chosen, "samples": samples, "first": first}
         return draws.predictive(self.posterior(), seed, **options, layers=self._layers_of_units)
 
-    @property
-    def _layers_of_units(self) -> int:
-        """How many layers have words that factors of units come from."""
-        return 0 if self.draws == "channel" else len(self.latents)
-
     def _training_draws(
         self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
     ) -> Draw:
@@ -325,7 +321,8 @@ class IBNN(nn.Module):
     def _each_output(self, call: Call, drawn: Draws, batch_size: int | None = None) -> Iterator[Tensor]:
         """Yields what `outputs` returns, some draws at a time."""
         rows = inputs.batch_length(call)
-        most = 1 if drawn.each_row or self.training else min((batch_size or 0) // rows, len(drawn))
+        each_row = drawn.z.dim() == 3
+        most = 1 if each_row or self.training else min((batch_size or 0) // rows, len(drawn))
         at_once = self._draws_at_once(call, drawn[0], most) if most > 1 else 1
         if at_once > 1:
             first, *rest = drawn.split(at_once)
@@ -375,19 +372,19 @@ class IBNN(nn.Module):
 
     def _run(self, call: Call, draw: Draw) -> Any:
         """Runs the network once with the z of a draw."""
-        (args, kwargs), current = call, self._pass
+        (args, kwargs), current, each_row = call, self._pass, draw.z.dim() == 2
         z, units = [part for _, _, part in by_layer(self, draw.z)], self._units(draw)
         if torch.compiler.is_compiling():
             with current.multiplying(z, units):
                 return self.net(*args, **kwargs)
         with self._lock, no_fast_path():
-            if draw.each_row and not self._searches:
+            if each_row and not self._searches:
                 self._search(call)
-            first = (self.training, draw.each_row) not in self._checked
-            again = functools.partial(self._search_again, call) if draw.each_row else None
+            first = (self.training, each_row) not in self._checked
+            again = functools.partial(self._search_again, call) if each_row else None
             with current.multiplying(z, units, again), self._checking() if first else nullcontext():
                 output = self.net(*args, **kwargs)
-            self._checked.add((self.training, draw.each_row))
+            self._checked.add((self.training, each_row))
         if torch.is_grad_enabled():
             for tensor in inputs.tensors(output):
                 if tensor.requires_grad:  # its gradient comes first, before any layer is run again (checkpointing)
