@@ -42,7 +42,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LONG = [(name, "paper") for name in ("regression", "size", "benchmark", "pretrained", "calibration", "ood")]
 # others run the same code as their smaller presets
 LONG += [(name, "cpu") for name in ("benchmark", "size", "ood", "regression", "calibration")]
-LONG += [("vgg16-cifar10", "cpu"), ("vgg16-cifar100", "cpu")]
+LONG += [("vgg16-cifar10", "cpu"), ("vgg16-cifar100", "cpu"), ("posterior", "cpu"), ("components", "paper")]
+LONG += [("lenet-pca", "paper"), ("lenet-softmax", "paper")]
 
 
 @pytest.mark.parametrize(
