@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from others import ivon, laplace
+from others import abnn, ivon, laplace
 
 import ibnn
 from ibnn.lab.parts import Splits
@@ -25,5 +25,5 @@ def one_pass(models: Sequence[Any], splits: Splits, samples: int) -> Any:
 
 DERIVED: dict[str, Callable[[Sequence[Any], Splits, int], Any]] = {
     **{"ensemble": joined, "one-pass": one_pass},
-    **{"ivon": ivon, "laplace": laplace},
+    **{"ivon": ivon, "laplace": laplace, "abnn": abnn},
 }

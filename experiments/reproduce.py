@@ -357,8 +357,10 @@ def _derived(cell: Cell, members: list[Cell], folders: Folders) -> dict[str, Any
     total = {name: sum(cost[name] for cost in costs) for name in costs[0]} | {"forwards": forwards}
     if cell.method.get("make") == "one-pass":
         total |= {"distil_seconds": seconds, "parameters": sum(p.numel() for p in model.parameters())}
-    if cell.method.get("make") == "ivon":
-        total |= {"seconds": seconds}  # trained anew
+    if cell.method.get("make") in ("ivon", "abnn"):
+        total |= {"seconds": seconds}  # trained anew, or on
+    if cell.method.get("make") == "abnn":
+        total |= {"rows": total["rows"] + 15 * len(splits.train)}  # three networks, 5 epochs each
     job = {"of": cell.method["of"], "seeds": [member.seed for member in members], "samples": samples}
     trained = [json.loads((_folder(member, folders) / PROVENANCE).read_text()) for member in members]
     row = {name: result[name] for name in KEPT if name in result}
