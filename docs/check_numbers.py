@@ -47,6 +47,7 @@ def tables() -> Iterator[str]:
         "results": "docs/results.md",
         "results-vgg": "docs/results.md",
         "results-cifar100": "docs/results.md",
+        "results-all": "docs/results.md",
         "posterior": "docs/method.md",
     }
     for name in filled.blocks():

@@ -42,6 +42,8 @@ def blocks() -> dict[str, str]:
     lenet, vgg, hundred = (setting["name"] for setting in read("benchmark").settings)
     found |= {"results": _benchmark(lenet), "readme": _benchmark(lenet, README)}
     found |= {"results-vgg": _benchmark(vgg), "results-cifar100": _benchmark(hundred)}
+    if "vgg16-cifar10" in found:
+        found["results-all"] = _benchmark(read("vgg16-cifar10").settings[0]["name"], name="vgg16-cifar10")
     if "posterior" in found:
         found["posterior"] = _posterior()
     chosen = json.loads((RESULTS / "choose.json").read_text())["cells"]
@@ -53,9 +55,9 @@ README = ("SGD", "MC-dropout", "iBNN-8", "iBNN-8, one pass", "SGD, 4 networks", 
 README += ("iBNN-8, 4 networks", "iBNN-8, 4 networks, one pass")
 
 
-def _benchmark(setting: str, methods: tuple[str, ...] = ()) -> str:
-    """The short columns and some rows of the benchmark's table of a network."""
-    experiment = read("benchmark")
+def _benchmark(setting: str, methods: tuple[str, ...] = (), name: str = "benchmark") -> str:
+    """The short columns and some rows of an experiment's table of a network."""
+    experiment = read(name)
     head, *rows = figures.table(experiment, results(experiment, RESULTS).of(experiment))
     rows = [row for row in rows if row[0] == setting and (not methods or row[1].split(" (")[0] in methods)]
     kept = [i for i, column in enumerate(head) if column in SHORT]
