@@ -1,4 +1,6 @@
-"""The results of an experiment as a figure and as a table, also while cells are missing.
+"""The results of an experiment as figures and as a table, also while cells are missing.
+
+A figure is as wide as a page and has at most three panels; an experiment of several settings or methods has several.
 
 >>> print(markdown([["method", "NLL"], ["SGD", "0.658"]]))
 | method | NLL |
@@ -9,7 +11,7 @@
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from figures.grid import Grid, grid_of, numbers, spread
 from figures.panels import calibration, ood, pca, regression, softmax
@@ -26,31 +28,40 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "grid_of", "markdown", "numbers", "spread", "table"]
 
-FIGURES: dict[str, tuple[Callable[[Grid], "Figure | None"], tuple[str, ...]]] = {  # and what a cell needs for it
-    "benchmark": (benchmark, ("scores",)),
-    "pretrained": (benchmark, ("scores",)),
-    "posterior": (benchmark, ("scores",)),
-    "components": (components, ("scores",)),
-    "size": (size, ("scores",)),
-    "calibration": (calibration, ("reliability", "confidence")),
-    "ood": (ood, ("gaussian",)),
-    "regression": (regression, ("analysis", "mean")),
-    "pca": (pca, ("analysis", "train_loss")),
-    "softmax": (softmax, ("analysis", "least")),
+
+class _Kind(NamedTuple):
+    draw: Callable[[Grid], "Figure | None"]
+    needed: tuple[str, ...]  # what a cell must have
+    each: str = ""  # a figure for every "setting" or "method"; otherwise one for all
+
+
+FIGURES = {
+    "benchmark": _Kind(benchmark, ("scores",), each="setting"),
+    "pretrained": _Kind(benchmark, ("scores",), each="setting"),
+    "posterior": _Kind(benchmark, ("scores",), each="setting"),
+    "components": _Kind(components, ("scores",)),
+    "size": _Kind(size, ("scores",)),
+    "calibration": _Kind(calibration, ("reliability", "confidence")),
+    "ood": _Kind(ood, ("gaussian",), each="setting"),
+    "regression": _Kind(regression, ("analysis", "mean"), each="method"),
+    "pca": _Kind(pca, ("analysis", "train_loss")),
+    "softmax": _Kind(softmax, ("analysis", "least")),
 }
 
 
 def draw(experiment: "Experiment", cells: dict[str, Any], out: Path) -> list[Path]:
-    """Draws the results of an experiment, by name of the cell; returns the files: a PNG, or none without results."""
+    """Draws the results of an experiment, by name of the cell; returns the PNGs, those without results left out."""
     check.choice("figure", experiment.figure, FIGURES)
-    function, needed = FIGURES[experiment.figure]
-    grid = grid_of(experiment, cells).having(*needed)
-    if not grid.settings:
-        return []
-    path = out / f"{experiment.name}-{experiment.preset}.png"
-    with house_style():
-        if (figure := function(grid)) is None:
-            return []
-        figure.suptitle(textwrap.fill(experiment.title, 100), fontsize=9.5, fontweight="bold")
-        write_atomically(path, png(figure))
-    return [path]
+    kind = FIGURES[experiment.figure]
+    parts = grid_of(experiment, cells).having(*kind.needed).split(kind.each)
+    written = []
+    for number, (name, grid) in enumerate(parts.items(), 1):
+        with house_style():
+            if not grid.settings or (figure := kind.draw(grid)) is None:
+                continue
+            title = textwrap.fill(experiment.title, 80) + (f"\n{name}" if len(parts) > 1 else "")
+            figure.suptitle(title, fontsize=10, fontweight="bold")
+            path = out / f"{experiment.name}-{experiment.preset}{f'-{number}' if len(parts) > 1 else ''}.png"
+            write_atomically(path, png(figure))
+        written.append(path)
+    return written

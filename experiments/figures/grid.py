@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +27,15 @@ class Grid:
         groups = ((s, m, [c for c in cells if at(c, *path) is not None]) for s, m, cells in self.groups())
         return replace(self, settings=_nested(groups))
 
+    def split(self, by: str) -> dict[str, "Grid"]:
+        """Returns the part of every "setting" or "method" by its name, empty ones too; itself if by neither."""
+        if not by:
+            return {"": self}
+        place = ("setting", "method").index(by)
+        names = dict.fromkeys(key[place] for key in self.seeds)
+        groups = {name: [group for group in self.groups() if group[place] == name] for name in names}
+        return {name: replace(self, settings=_nested(of)) for name, of in groups.items()}
+
     def groups(self) -> Iterator[tuple[str, str, Cells]]:
         """Yields every setting and method with its cells."""
         for setting, methods in self.settings.items():
@@ -34,7 +43,7 @@ class Grid:
                 yield setting, method, cells
 
 
-def _nested(groups: Iterator[tuple[str, str, Cells]]) -> dict[str, dict[str, Cells]]:
+def _nested(groups: Iterable[tuple[str, str, Cells]]) -> dict[str, dict[str, Cells]]:
     nested: dict[str, dict[str, Cells]] = {}
     for setting, method, cells in groups:
         if cells:

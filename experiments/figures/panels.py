@@ -2,11 +2,12 @@
 
 import math
 import statistics
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from figures.grid import Cells, Grid, at, auroc, numbers, outsider, spread
+from figures.grid import Cells, Grid, at, numbers, spread
 from figures.style import SOFT, canvas, legend, mark, patch, stacked, styles
 from ibnn.lab.display import BLUE, ORANGE, SKY, VERMILION, dots
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 BINS = 15  # of confidence, as `metrics.reliability_curve`
 FEWEST = 5  # images in a bin; fewer say nothing
 NOISES = (("gaussian", "γ", "Gaussian noise"), ("salt", "p", "salt and pepper"))
-PARTS = (("aleatoric", SKY), ("epistemic", VERMILION))
+PARTS = ("aleatoric", "epistemic")
 LEVELS = 14  # of contours
 EACH = 5  # images a row
 CLASSES = 12  # shown at most, the most probable ones
@@ -45,7 +46,7 @@ def pooled(cells: Cells) -> list[Bin]:
 def calibration(grid: Grid) -> "Figure":
     """Confidence − accuracy against confidence, a line per method, a panel per setting."""
     count = len(grid.settings)
-    columns = min(count, 2)
+    columns = min(count, 3)
     rows = -(-count // columns)
     figure = canvas(0.5 + 2.4 * rows)
     every = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
@@ -58,15 +59,15 @@ def calibration(grid: Grid) -> "Figure":
             total = sum(n for _, _, n in bins)
             points = [(c, c - a, 8 + 110 * n / total) for c, a, n in bins if n >= FEWEST]
             dots(axes, points, lw=1.4, **styles(grid.methods)[method], linewidths=0)
-        axes.set_title(setting, fontweight="bold")
+        axes.set_title(textwrap.fill(setting, 24 if columns > 2 else 40))
         axes.grid()
         axes.margins(y=0.12)
         for place, words, side in ((0.98, "more confident than right", "top"), (0.02, "less confident", "bottom")):
-            axes.text(0.012, place, words, transform=axes.transAxes, va=side, color=SOFT, fontsize=7, style="italic")
+            axes.text(0.012, place, words, transform=axes.transAxes, va=side, color=SOFT, fontsize=8, style="italic")
         if i % columns == 0:
             axes.set_ylabel("confidence − accuracy")
         if i + columns >= count:
-            axes.set_xlabel("confidence (area of a dot: share of the images)")
+            axes.set_xlabel("confidence")
             axes.tick_params(labelbottom=True)
     drawn, looks = {method for _, method, _ in grid.groups()}, styles(grid.methods).items()
     legend(figure, [mark(name, ls="-", lw=1.4, **look) for name, look in looks if name in drawn])
@@ -74,37 +75,26 @@ def calibration(grid: Grid) -> "Figure":
 
 
 def ood(grid: Grid) -> "Figure":
-    """Aleatoric and epistemic entropy against the level of two noises, a column per method."""
-    figure = canvas(0.35 + 2.9 * len(grid.settings))
-    titles = []
-    for setting, methods in grid.settings.items():
-        strange = outsider([cell for cells in methods.values() for cell in cells])
-        words = f"below a name: AUROC on {strange}, by max. probability | by epistemic entropy"
-        titles.append(" – ".join(filter(None, (setting, words if strange else ""))))
-    for part, methods in zip(stacked(figure, titles), grid.settings.values(), strict=True):
-        _draw_entropy(part, methods)
-    legend(figure, [patch(f"{name} entropy", colour) for name, colour in PARTS])
+    """Entropy against the level of two noises, of one setting: a line per method, dashed for the epistemic part."""
+    (methods,) = grid.settings.values()
+    figure = canvas(2.9)
+    every = figure.subplots(1, len(NOISES), sharey=True)
+    for axes, (noise, letter, words) in zip(every, NOISES, strict=True):
+        for method, cells in methods.items():
+            levels, parts = _bands(cells, noise)
+            look = styles(grid.methods)[method]
+            axes.plot(levels, [sum(both) for both in zip(*parts, strict=True)], **look, lw=1.4, ms=4)
+            axes.plot(levels, parts[1], color=look["color"], ls="--", lw=1.1)
+        axes.set_title(words)
+        axes.set_xlabel(f"level {letter}")
+        axes.grid()
+    every[0].set_ylabel("entropy (nats)")
+    every[0].set_ylim(bottom=0)
+    looks = styles(grid.methods).items()
+    lines = [mark(name, ls="-", lw=1.4, **look) for name, look in looks if name in methods]
+    kinds = [mark("total", ls="-", color=SOFT, lw=1.4), mark("epistemic part", ls="--", color=SOFT, lw=1.1)]
+    legend(figure, [*lines, *kinds])
     return figure
-
-
-def _draw_entropy(part: Any, methods: dict[str, Cells]) -> None:
-    every = part.subplots(2, len(methods), squeeze=False, sharey=True, sharex="row")
-    for column, (method, cells) in zip(every.T, methods.items(), strict=True):
-        for axes, (noise, letter, _) in zip(column, NOISES, strict=True):
-            levels, bands = _bands(cells, noise)
-            axes.stackplot(levels, bands, colors=[colour for _, colour in PARTS], lw=0)
-            axes.set_xlabel(letter, labelpad=1)
-            axes.margins(x=0)
-            axes.grid()
-            axes.set_axisbelow(False)
-            axes.locator_params(axis="x", nbins=3)
-            axes.locator_params(axis="y", nbins=5)
-        name = method.replace(" ", "\n", 1) if len(methods) > 5 else method
-        areas = [f"{spread(v).mean:.3f}" for score in ("max_prob", "epistemic") if (v := auroc(cells, score))]
-        column[0].set_title(f"{name}\n{' | '.join(areas)}", fontsize=8 if len(methods) < 7 else 6.5)
-    every[0, 0].set_ylim(bottom=0)
-    for axes, (_, _, words) in zip(every[:, 0], NOISES, strict=True):
-        axes.set_ylabel(f"{words}\nentropy (nats)")
 
 
 def _bands(cells: Cells, noise: str) -> tuple[list[float], list[list[float]]]:
@@ -114,29 +104,20 @@ def _bands(cells: Cells, noise: str) -> tuple[list[float], list[list[float]]]:
         for point in cell.get(noise) or []:
             measured.setdefault(point["level"], []).append(point)
     levels = sorted(measured)
-    return levels, [[spread(numbers(measured[level], name)).mean for level in levels] for name, _ in PARTS]
+    return levels, [[spread(numbers(measured[level], name)).mean for level in levels] for name in PARTS]
 
 
 def regression(grid: Grid) -> "Figure":
-    """Training points, mean and bands of ± 2 sd of the first seed; rows are methods, columns hidden layers."""
-    drawn = {(m, cells[0]["job"]["net_options"]["layers"]): cells[0] for _, m, cells in grid.groups()}
-    methods = [method for method in grid.methods if any(method == m for m, _ in drawn)]
-    depths = sorted({depth for _, depth in drawn})
-    figure = canvas(0.5 + 1.65 * len(methods))
-    every = figure.subplots(len(methods), len(depths), squeeze=False, sharex=True, sharey=True)
+    """Training points, mean and bands of ± 2 sd of the first seed, of one method; columns are hidden layers."""
+    drawn = {cells[0]["job"]["net_options"]["layers"]: cells[0] for _, _, cells in grid.groups()}
+    figure = canvas(2.5)
+    every = figure.subplots(1, len(drawn), squeeze=False, sharey=True)[0]
     top = 1.25 * max(abs(x) ** 3 for cell in drawn.values() for x in cell["analysis"]["x"])
-    for row, (line, method) in enumerate(zip(every, methods, strict=True)):
-        for axes, depth in zip(line, depths, strict=True):
-            found = drawn.get((method, depth))
-            layers = f"{depth} hidden layer{'s' * (depth > 1)}\n" if row == 0 else ""
-            axes.set_title(f"{layers}test NLL {found['scores']['nll']:.2f}" if found else f"{layers}not there yet")
-            if found:
-                _draw_curve(axes, found["analysis"])
-        line[0].set(ylabel="y", ylim=(-top, top))
-        beside = {"xycoords": "axes fraction", "xytext": (-46, 0), "textcoords": "offset points"}
-        line[0].annotate(method, (0, 0.5), **beside, rotation=90, va="center", ha="right", fontweight="bold")
-    for axes in every[-1]:
-        axes.set_xlabel("x")
+    for axes, (depth, cell) in zip(every, sorted(drawn.items()), strict=True):
+        layers = f"{depth} hidden layer{'s' * (depth > 1)}"
+        axes.set(title=f"{layers}\ntest NLL {cell['scores']['nll']:.2f}", xlabel="x")
+        _draw_curve(axes, cell["analysis"])
+    every[0].set(ylabel="y", ylim=(-top, top))
     point = mark("training point", marker="o", color=VERMILION, ms=3.5)
     lines = [mark("y = x³", ls="--", color="black", lw=1), mark("mean", ls="-", color=BLUE, lw=1.4)]
     bands = [patch("± 2 sd epistemic", SKY, alpha=0.75), patch("± 2 sd total", SKY, alpha=0.3)]
@@ -160,7 +141,7 @@ def pca(grid: Grid) -> "Figure":
     """Contours of training loss and test error, the components' places and the centre U; of every first seed."""
     groups = list(grid.groups())
     titles = [" / ".join(filter(None, names)) if len(groups) > 1 else "" for *names, _ in groups]
-    figure = canvas(0.35 + 2.85 * len(groups))
+    figure = canvas(0.9 + 2.85 * len(groups))
     for part, (_, _, cells) in zip(stacked(figure, titles), groups, strict=True):
         found = cells[0]["analysis"]
         left, right = part.subplots(1, 2, sharey=True)
@@ -218,7 +199,7 @@ def _draw_images(part: Any, entries: list[dict[str, Any]], classes: list[str]) -
         pixels = pixels.movedim(0, -1) if pixels.ndim == 3 else pixels
         top.imshow(pixels.numpy(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
         top.set_axis_off()
-        top.set_title(f"{entry['label']}\nsaid: {entry['predicted']}", loc="center", fontsize=7.5)
+        top.set_title(f"{entry['label']}\nsaid: {entry['predicted']}", loc="center", fontsize=9)
         special = {entry["predicted"]: VERMILION, entry["label"]: BLUE}
         strips = [[draw[index] for draw in entry["draws"]] for index in kept]
         _strips(bottom, strips, [special.get(classes[index], UNNAMED) for index in kept])

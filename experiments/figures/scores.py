@@ -23,16 +23,14 @@ def _values(cells: Cells, *path: str, unit: float = 1.0) -> list[float]:
 
 
 def benchmark(grid: Grid) -> "Figure":
-    """Dots with whiskers of ± sd by method, a row of panels per setting; hollow ones with a temperature."""
-    rows = [len(methods) for methods in grid.settings.values()]
-    figure = canvas(0.35 + sum(0.7 + 0.24 * count for count in rows))
-    every = figure.subplots(len(rows), 3, squeeze=False, height_ratios=[1.2 + count for count in rows])
-    for line, (setting, methods) in zip(every, grid.settings.items(), strict=True):
-        for axes, (name, title, unit) in zip(line, MEASURES, strict=True):
-            _dots(axes, methods, styles(grid.methods), name, unit)
-            axes.set_xlabel(title)
-            axes.tick_params(labelleft=axes is line[0])
-        line[0].set_title(setting, fontweight="bold")
+    """Dots with whiskers of ± sd by method, of one setting; hollow ones with a temperature."""
+    (methods,) = grid.settings.values()
+    figure = canvas(1.05 + 0.26 * len(methods))
+    line = figure.subplots(1, 3)
+    for axes, (name, title, unit) in zip(line, MEASURES, strict=True):
+        _dots(axes, methods, styles(grid.methods), name, unit)
+        axes.set_xlabel(title)
+        axes.tick_params(labelleft=axes is line[0])
     handles = [mark("mean ± sd", marker="o", color=SOFT), mark("single seed", marker="o", color=SOFT, alpha=0.3)]
     if grid.having("tempered").settings:
         handles.append(mark("with a temperature fitted on held-out labels", marker="o", color=SOFT, mfc="white"))
@@ -51,13 +49,13 @@ def _dots(axes: "Axes", methods: dict[str, Cells], looks: dict[str, Any], name: 
             style = looks[method] | hollow
             if mean > far:
                 place = {"xycoords": ("axes fraction", "data"), "color": style["color"], "ha": "right", "va": "center"}
-                axes.annotate(f"{mean:.3g}{' + T' if hollow else ''} →", (1, row + 1.3 * offset), fontsize=6.5, **place)
+                axes.annotate(f"{mean:.3g}{' + T' if hollow else ''} →", (1, row + 1.3 * offset), fontsize=8, **place)
                 continue
             axes.errorbar(mean, row + offset, xerr=sd, **style, ls="", ms=4.5 - 0.6 * len(hollow), elinewidth=1)
             if len(values) > 1:
                 axes.scatter(values, [row + offset] * len(values), s=11, color=style["color"], alpha=0.35, lw=0)
     axes.set(yticks=range(len(methods)), yticklabels=list(methods), ylim=(len(methods) - 0.4, -0.6))
-    axes.locator_params(axis="x", nbins=5)
+    axes.locator_params(axis="x", nbins=4)
     axes.grid(axis="x")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)

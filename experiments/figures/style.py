@@ -17,17 +17,17 @@ METHODS = {"sgd": "#777777", "swa": "#999933", "swag": "#882255", "dropout": GRE
 METHODS |= {"vi": VERMILION, "ensemble": PURPLE, "ibnn": BLUE}
 
 STYLE = {
-    "font.size": 8,
-    "axes.titlesize": 8,
+    "font.size": 10,
+    "axes.titlesize": 10,
     "axes.titlelocation": "left",
-    "axes.labelsize": 8,
+    "axes.labelsize": 10,
     "axes.edgecolor": "#999999",
     "grid.color": "#E8E8E8",
     "grid.linewidth": 0.7,
-    "legend.fontsize": 7.5,
+    "legend.fontsize": 9,
 }
 for _axis in ("xtick", "ytick"):
-    STYLE |= {f"{_axis}.labelsize": 7, f"{_axis}.color": "#999999", f"{_axis}.labelcolor": "black"}
+    STYLE |= {f"{_axis}.labelsize": 9, f"{_axis}.color": "#999999", f"{_axis}.labelcolor": "black"}
 
 
 def house_style() -> AbstractContextManager[None]:
@@ -63,7 +63,7 @@ def stacked(figure: "Figure", titles: list[str]) -> "list[Any]":
     parts = list(figure.subfigures(len(titles), 1, squeeze=False)[:, 0])
     for part, title in zip(parts, titles, strict=True):
         if title:
-            part.suptitle(title, fontsize=8.5, x=0.01, ha="left")
+            part.suptitle(title, fontsize=10, x=0.01, ha="left")
     return parts
 
 
@@ -78,13 +78,13 @@ def label_ends(axes: "Axes", ends: list[tuple[float, str, str]], gap: float = 0.
     for i in reversed(range(len(places))):
         below = places[i] = min(places[i], below - gap)
     for place, (_, name, colour) in zip(places, ends, strict=True):
-        axes.annotate(name, (1.03, place), xycoords="axes fraction", color=colour, va="center", fontsize=7.5)
+        axes.annotate(name, (1.03, place), xycoords="axes fraction", color=colour, va="center", fontsize=9)
 
 
-def legend(figure: Any, handles: list[Any]) -> None:
+def legend(figure: Any, handles: list[Any], columns: int = 5) -> None:
     """Draws one legend below all panels; handles have their labels."""
     place = "outside lower center"
-    figure.legend(handles=handles, loc=place, ncols=min(8, len(handles)), columnspacing=1.4, handletextpad=0.5)
+    figure.legend(handles=handles, loc=place, ncols=min(columns, len(handles)), columnspacing=1.4, handletextpad=0.5)
 
 
 def mark(label: str, ls: str = "", ms: float = 5, **options: Any) -> Any:

@@ -164,6 +164,7 @@ def grid(figure: str) -> tuple[Experiment, dict[str, Any]]:
 
 
 FIGURES = ("benchmark", "pretrained", "components", "calibration", "ood", "size", "regression", "pca", "softmax")
+SEVERAL = ("benchmark", "regression")  # a file for each of their two settings or methods
 
 
 def colours(path: Path) -> int:
@@ -177,14 +178,15 @@ def colours(path: Path) -> int:
 @pytest.mark.parametrize("figure", FIGURES)
 def test_every_figure_is_drawn(figure: str, tmp_path: Path) -> None:
     of, cells = grid(figure)
-    (path,) = figures.draw(of, cells, tmp_path)
-    assert path == tmp_path / f"{figure}-cpu.png"
-    assert colours(path) > 100
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
-    assert not any(word in path.read_bytes() for word in (b"tEXt", b"iTXt", b"tIME"))  # no versions, no dates
+    paths = figures.draw(of, cells, tmp_path)
+    names = [f"{figure}-cpu-{i}.png" for i in (1, 2)] if figure in SEVERAL else [f"{figure}-cpu.png"]
+    assert [path.name for path in paths] == sorted(p.name for p in tmp_path.iterdir()) == names
+    for path in paths:
+        assert colours(path) > 100
+        assert not any(word in path.read_bytes() for word in (b"tEXt", b"iTXt", b"tIME"))  # no versions, no dates
     if figure in ("pretrained", "calibration"):  # the same cells give the same bytes
         (again,) = figures.draw(of, dict(reversed(cells.items())), tmp_path / "again")
-        assert again.read_bytes() == path.read_bytes()
+        assert again.read_bytes() == paths[0].read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -201,8 +203,8 @@ def test_a_half_finished_grid_is_drawn(figure: str, tmp_path: Path) -> None:
     for cell in list(some.values())[::2]:
         for part in ("tempered", "costs", "outsiders", "salt"):
             cell.pop(part, None)
-    (path,) = figures.draw(of, some, tmp_path)
-    assert colours(path) > 50
+    for path in figures.draw(of, some, tmp_path):
+        assert colours(path) > 50
     rows = figures.table(of, some)
     assert {len(row) for row in rows} == {len(rows[0])}
     assert len(rows) > 1
@@ -266,7 +268,17 @@ def test_a_diverged_run_is_not_hidden(tmp_path: Path) -> None:
     cells["VGG-16 / CIFAR-10 / SGD / seed 0"]["scores"]["nll"] = math.nan
     rows = figures.table(of, cells)
     assert [row[3] for row in rows if row[:2] == ["VGG-16 / CIFAR-10", "SGD"]] == ["nan ± nan"]
-    assert len(figures.draw(of, cells, tmp_path)) == 1
+    assert len(figures.draw(of, cells, tmp_path)) == 2
+
+
+def test_a_setting_keeps_the_number_of_its_figure(tmp_path: Path) -> None:
+    of, cells = grid("benchmark")
+    second = {name: cell for name, cell in cells.items() if name.startswith("VGG")}
+    (path,) = figures.draw(of, second, tmp_path)
+    assert path.name == "benchmark-cpu-2.png"
+    whole, parts = grid_of(of, cells), grid_of(of, cells).split("setting")
+    assert list(parts) == list(whole.settings)
+    assert [dict(part.settings) for part in parts.values()] == [{s: m} for s, m in whole.settings.items()]
 
 
 def test_one_setting_without_a_name_has_no_column() -> None:
