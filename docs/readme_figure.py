@@ -1,4 +1,4 @@
-"""Draws docs/figures/readme.png, what a prediction says about a few inputs, and frontier.png, NLL against its price.
+"""Draws docs/figures/readme.png, what a prediction says about a few inputs, and NLL against its price: frontier.png.
 
 `python docs/readme_figure.py` trains on scikit-learn's digits, writes experiments/results/readme.json and draws it;
 with `--draw` it only draws. The other figure is drawn from experiments/results/benchmark-cpu.json.
@@ -80,33 +80,39 @@ def draw(content: dict[str, Any]) -> None:
 
 
 LINES = {"SGD": "#777777", "MC-dropout": "#009E73", "iBNN-8": "#0072B2"}
+PAPER = ", paper's optimiser"  # a second line of plain networks, where the first is trained by Adam
+FRONTIERS = {  # by network: name of the figure, beginning of its rows, title
+    "frontier": ("LeNet", "One noisy network is near four plain ones, and one pass keeps nearly all of it"),
+    "frontier-deeper": ("VGG-16/4, 10,000 CIFAR-10 ", "TITLE"),
+}
+Points = dict[str, list[tuple[float, float]]]
 
 
-def frontier(cells: dict[str, Any]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+def frontier(cells: dict[str, Any], network: str) -> dict[str, Points]:
     """Returns NLL + T against the number of networks and against passes, means over seeds, by method."""
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for method in LINES:
-        named = {1: method, 2: f"{method}, 2 networks", 4: f"{method}, 4 networks"}
-        rows = {count: _rows(cells, name) for count, name in named.items()}
-        passes = [(row[0]["costs"]["forwards"], _nll(row)) for row in rows.values()]
-        one = [f"{method}, one pass", f"{method}, 4 networks, one pass"]
+    found: dict[str, Points] = {}
+    for method in (*LINES, f"SGD{PAPER}"):
+        first, paper = method.removesuffix(PAPER), PAPER * method.endswith(PAPER)
+        named = {1: method} | {count: f"{first}, {count} networks{paper}" for count in (2, 4)}
+        rows = {count: row for count, name in named.items() if (row := _rows(cells, network, name))}
+        single = [f"{method}, one pass", f"{method}, 4 networks, one pass"]
         found[method] = {
             "networks": [(count, _nll(row)) for count, row in rows.items()],
-            "passes": passes,
-            "one pass": [(1, _nll(row)) for name in one if (row := _rows(cells, name))],
+            "passes": [(row[0]["costs"]["forwards"], _nll(row)) for row in rows.values()],
+            "one pass": [(1, _nll(row)) for name in single if (row := _rows(cells, network, name))],
         }
-    return found
+    return {method: points for method, points in found.items() if points["networks"]}
 
 
-def _rows(cells: dict[str, Any], method: str) -> list[Any]:
-    return [cell for name, cell in cells.items() if name.startswith("LeNet") and name.split(" / ")[1] == method]
+def _rows(cells: dict[str, Any], network: str, method: str) -> list[Any]:
+    return [cell for name, cell in cells.items() if name.startswith(network) and name.split(" / ")[1] == method]
 
 
 def _nll(rows: list[Any]) -> float:
     return float(sum(row["tempered"]["scores"]["nll"] for row in rows) / len(rows))
 
 
-def draw_frontier(found: dict[str, dict[str, list[tuple[float, float]]]]) -> None:
+def draw_frontier(found: dict[str, Points], title: str, name: str) -> None:
     """Draws NLL against trainings and against passes."""
     import matplotlib
 
@@ -114,14 +120,14 @@ def draw_frontier(found: dict[str, dict[str, list[tuple[float, float]]]]) -> Non
     import matplotlib.pyplot as plt
 
     with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8), sharey=True, layout="constrained")
-        for method, colour in LINES.items():
-            left.plot(*zip(*found[method]["networks"], strict=True), "o-", color=colour)
-            aside = (-4, -22) if method == "iBNN-8" else (6, 6)
-            left.annotate(method, found[method]["networks"][0], aside, textcoords="offset points", color=colour)
-            right.plot(*zip(*found[method]["passes"], strict=True), "o-", color=colour)
-            if single := found[method]["one pass"]:
-                right.plot(*zip(*single, strict=True), "D", color=colour, mfc="white")
+        figure, (left, right) = plt.subplots(1, 2, figsize=(7, 3.1), sharey=True, layout="constrained")
+        for method, points in found.items():
+            look: dict[str, Any] = {"color": LINES[method.removesuffix(PAPER)]}
+            look |= {"ls": "--" if method.endswith(PAPER) else "-", "marker": "o"}
+            left.plot(*zip(*points["networks"], strict=True), label=method, **look)
+            right.plot(*zip(*points["passes"], strict=True), **look)
+            if points["one pass"]:
+                right.plot(*zip(*points["one pass"], strict=True), "D", color=look["color"], mfc="white")
         left.set(xscale="log", xticks=[1, 2, 4], xticklabels=["1", "2", "4"], xlabel="networks trained")
         left.set_ylabel("NLL, with temperature (nats)")
         right.set(xscale="log", xticks=[1, 2, 4, 24, 64], xticklabels=["1", "2", "4", "24", "64"])
@@ -130,12 +136,15 @@ def draw_frontier(found: dict[str, dict[str, list[tuple[float, float]]]]) -> Non
             axes.minorticks_off()
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(color="#E8E8E8")
-        figure.suptitle("One noisy network is below four plain ones, and one pass keeps nearly all of it")
-        figure.savefig(DOCS / "figures" / "frontier.png")
+        figure.legend(loc="outside lower center", ncols=len(found), frameon=False)
+        figure.suptitle(title)
+        figure.savefig(DOCS / "figures" / f"{name}.png")
 
 
 if __name__ == "__main__":
     if "--draw" not in sys.argv:
         RESULT.write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
     draw(json.loads(RESULT.read_text(encoding="utf-8")))
-    draw_frontier(frontier(json.loads((RESULT.parent / "benchmark-cpu.json").read_text(encoding="utf-8"))["cells"]))
+    rows = json.loads((RESULT.parent / "benchmark-cpu.json").read_text(encoding="utf-8"))["cells"]
+    for name, (network, title) in FRONTIERS.items():
+        draw_frontier(frontier(rows, network), title, name)

@@ -385,7 +385,7 @@ def test_the_readme_figures_show_what_the_files_hold() -> None:
     drawn = runpy.run_path(str(root / "docs" / "readme_figure.py"))
     cells = json.loads((root / "experiments" / "results" / "benchmark-cpu.json").read_text())["cells"]
     setting = "LeNet × 2, 5,000 Fashion-MNIST"
-    found = drawn["frontier"](cells)
+    found = drawn["frontier"](cells, "LeNet")
     seeds = [cells[f"{setting} / iBNN-8 / seed {seed}"]["tempered"]["scores"]["nll"] for seed in range(4)]
     assert found["iBNN-8"]["networks"][0] == (1, pytest.approx(statistics.mean(seeds)))
     four = cells[f"{setting} / SGD, 4 networks / seed 0"]
