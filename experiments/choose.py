@@ -1,8 +1,8 @@
 """The rivals' own settings, chosen on held-out data (never the test set): python choose.py
 
-LeNet × 2 on 5,000 Fashion-MNIST images and the quarter VGG-16 on 10,000 of CIFAR-10, with the epochs and optimisers of the
-benchmark, one seed that the benchmark does not use; for the regression, three hidden layers, 30 points, and 100 others
-held out.
+LeNet × 2 on 5,000 Fashion-MNIST images and the quarter VGG-16 on 10,000 of CIFAR-10, with the epochs and optimisers of
+the benchmark and one seed that it does not use; for the regression, three hidden layers, 30 points, and 100 others held
+out.
 """
 
 import sys
