@@ -158,10 +158,16 @@ class Plain(Baseline):
         args, kwargs = call_arguments(x)
         return self.likelihood.read(self.net(*args, **kwargs))
 
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
+        """Yields the outputs of the draws of these numbers, or the only output there is."""
+        for number in numbers if self.random else numbers[:1]:
+            source = torch.Generator().manual_seed(numbered_seed(seed, number))  # on the CPU: alike on every device
+            yield self.likelihood.read(self._noisy(args, kwargs, source))
+
     # Other methods override what follows.
 
-    def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs one forward pass of training."""
+    def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any], source: torch.Generator | None = None) -> Any:
+        """Runs one pass: with the noise of training, or with that of a draw if its generator is given."""
         return self.net(*args, **kwargs)
 
     def _terms(self, x: Inputs, y: Tensor, samples: int) -> Terms:
@@ -171,15 +177,6 @@ class Plain(Baseline):
             check_rows(output, batch_length(x))
         self.likelihood.check(output, y)
         return self.likelihood.terms(output, y)
-
-    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
-        """Yields the outputs of the draws of these numbers, or the only output there is."""
-        yield self.likelihood.read(self.net(*args, **kwargs))
-
-
-def generator(seed: int, index: int) -> torch.Generator:
-    """Returns the random generator of one draw; on the CPU, so that a draw is the same on every device."""
-    return torch.Generator().manual_seed(numbered_seed(seed, index))
 
 
 def scale_temperature(method: Trainable, valid: Any, *, samples: int = 5) -> float:

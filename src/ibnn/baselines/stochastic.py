@@ -1,7 +1,6 @@
 """Methods with random weights: MC-dropout, mean-field variational inference and SWAG."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from ibnn import check
-from ibnn.baselines.plain import Plain, generator
+from ibnn.baselines.plain import Plain
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, batch_length, repeat_rows, tree_map
 from ibnn.latent import inverse_softplus
@@ -87,18 +86,15 @@ class MCDropout(Plain):
         x, y = tree_map(lambda tensor: repeat_rows(tensor, rows, samples), (x, y))
         return super()._terms(x, y, 1)
 
-    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
+    def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any], source: torch.Generator | None = None) -> Any:
         masks = [m for m in self.net.modules() if isinstance(m, _Mask)]
-        for number in numbers:
-            source = generator(seed, number)
-            try:
-                for mask in masks:
-                    mask.source = source
-                output = self.likelihood.read(self.net(*args, **kwargs))
-            finally:
-                for mask in masks:
-                    mask.source = None
-            yield output
+        try:
+            for mask in masks:
+                mask.source = source
+            return super()._noisy(args, kwargs)
+        finally:
+            for mask in masks:
+                mask.source = None
 
 
 class MeanField(Plain):
@@ -167,9 +163,6 @@ class MeanField(Plain):
         terms = [super(MeanField, self)._terms(x, y, 1) for _ in range(samples)]  # a draw of weights each
         return Terms(*(torch.stack(parts).mean() for parts in zip(*terms, strict=True)))
 
-    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
-        yield from (self.likelihood.read(self._noisy(args, kwargs, generator(seed, number))) for number in numbers)
-
 
 class SWAG(Plain):
     """SWAG (Maddox et al., 2019): a Gaussian through the weights that training passes, low rank plus diagonal.
@@ -231,16 +224,12 @@ class SWAG(Plain):
         """Whether draws differ: not before the second collection."""
         return int(self.count) > 1
 
-    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
-        if not self.random:
-            yield from super()._draws(args, kwargs, numbers, seed)
-            return
-        names = [name for name, _ in self.net.named_parameters()]
+    def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any], source: torch.Generator | None = None) -> Any:
+        if source is None or not self.random:
+            return super()._noisy(args, kwargs)
         std = (self.square - self.mean.square()).clamp_min(1e-30).sqrt() / 2**0.5
         kept = self.deviations[: int(self.count)]
-        for number in numbers:
-            source = generator(seed, number)
-            weights = self.mean + std * normal_like(std, source)
-            weights += normal_like(kept[:, 0], source) @ kept / (2 * (len(kept) - 1)) ** 0.5
-            drawn = dict(zip(names, self._parts(weights), strict=True))
-            yield self.likelihood.read(functional_call(self.net, drawn, args, kwargs))
+        weights = self.mean + std * normal_like(std, source)
+        weights += normal_like(kept[:, 0], source) @ kept / (2 * (len(kept) - 1)) ** 0.5
+        names = [name for name, _ in self.net.named_parameters()]
+        return functional_call(self.net, dict(zip(names, self._parts(weights), strict=True)), args, kwargs)
