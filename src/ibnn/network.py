@@ -712,5 +712,4 @@ def make_room(model: Any, state_dict: Mapping[str, Any], prefix: str = "") -> No
     if any(name.startswith(f"{prefix}reference.") for name in state_dict):
         from ibnn.novelty.reference import Reference
 
-        loaded = Reference.like(state_dict, f"{prefix}reference.")
-        model.reference = loaded and loaded.to(device)
+        model.reference = Reference.like(state_dict, f"{prefix}reference.").to(device)

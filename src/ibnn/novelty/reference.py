@@ -13,8 +13,8 @@ with a probability of at most α, for any score and any n, if the input is excha
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ibnn.errors import complaint
 from ibnn.normal import Space, address, words
 from ibnn.novelty.nodes import observable
+from ibnn.prediction.conformal import Statistics
 
 WIDEST = 256  # numbers that describe a layer: wider summaries are projected to so many
 MEMORY = 2**24  # bytes that all covariances may take, and as many all class means
@@ -36,7 +37,7 @@ class Novelty(NamedTuple):
     score: Tensor  #: The score behind it, (B,), the mean over groups: it still rises where no p-value can be smaller.
 
 
-class Reference(nn.Module):
+class Reference(Statistics):
     """Statistics of known inputs, all of them buffers; made by `ibnn.fit_novelty`.
 
     There are F folds of statistics: one if they come from other data than the held-out inputs, else two, each made of
@@ -64,19 +65,9 @@ class Reference(nn.Module):
             self.register_buffer(name, statistics.get(name, torch.zeros(0)))
         self._parts: list[_Part] = []  # found when they are needed
 
-    @classmethod
-    def like(cls, state: Mapping[str, Any], prefix: str) -> Self | None:
-        """Returns one that a state dict with these entries can be loaded into; None if it holds none."""
-        found = {name: state[prefix + name] for name in cls.__annotations__ if prefix + name in state}
-        return cls(**{name: torch.empty_like(value) for name, value in found.items()}) if found else None
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves the statistics to another device; they keep their precision."""
-        for name, buffer in self._buffers.items():
-            assert buffer is not None
-            self._buffers[name] = buffer.to(fn(buffer.flatten()[:0]).device)
-        self._parts = []
-        return self
+        self._parts = []  # on the former device
+        return super()._apply(fn, recurse)
 
     @property
     def parts(self) -> "list[_Part]":

@@ -119,7 +119,24 @@ def _some(present: Tensor) -> Tensor:
     return order.masked_fill(~present, 2.0).argsort(1)[:, :PLACES]
 
 
-class HeldOut(nn.Module):
+class Statistics(nn.Module):
+    """What is known of some data, as buffers that the constructor takes by name."""
+
+    @classmethod
+    def like(cls, state: Mapping[str, Any], prefix: str) -> Self:
+        """Returns one that a state dict with these entries can be loaded into."""
+        names = (name.removeprefix(prefix) for name in state if name.startswith(prefix))
+        return cls(**{name: torch.empty_like(state[prefix + name]) for name in names})
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves the buffers to another device; they keep their precision."""
+        for name, buffer in self._buffers.items():
+            assert buffer is not None
+            self._buffers[name] = buffer.to(fn(buffer.flatten()[:0]).device)
+        return self
+
+
+class HeldOut(Statistics):
     """Distances of held-out targets from a model's answers, as buffers; made by `ibnn.conformalize`.
 
     Head number h, or the only output, has buffers `distances{h}` and `classes{h}` (see `Conformal`); all share the
@@ -150,19 +167,6 @@ class HeldOut(nn.Module):
             return None
         none = torch.zeros(0, dtype=torch.int64)
         return cls(**buffers, groups=none if groups is None else groups, temperature=_temperature(likelihood))
-
-    @classmethod
-    def like(cls, state: Mapping[str, Any], prefix: str) -> Self:
-        """Returns one that a state dict with these entries can be loaded into."""
-        names = (name.removeprefix(prefix) for name in state if name.startswith(prefix))
-        return cls(**{name: torch.empty_like(state[prefix + name]) for name in names})
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves the distances to another device; they keep their precision."""
-        for name, buffer in self._buffers.items():
-            assert buffer is not None
-            self._buffers[name] = buffer.to(fn(buffer.flatten()[:0]).device)
-        return self
 
     def head(self, number: int) -> Conformal | None:
         """Returns the distances of a head; None if its likelihood has none."""
