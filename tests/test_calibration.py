@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ibnn
-from ibnn.calibration import Calibration, calibrate, choose, search
+from ibnn import calibration
+from ibnn.calibration import Calibration, calibrate, choose
 from ibnn.files.saving import load
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Temperature, Terms
 
@@ -133,7 +134,7 @@ def test_it_never_ends_worse_than_temperature_scaling(rows: int, seed: int) -> N
 
 def test_noise_that_is_worse_than_temperature_scaling_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The curve goes on until noise is clearly too much: were its end chosen, the check would drop it and say so."""
-    monkeypatch.setattr(search, "choose", lambda losses, counts, part: len(losses) - 1)
+    monkeypatch.setattr(calibration, "choose", lambda losses, counts, part: len(losses) - 1)
     net, x, y = problem(400)
     model, report = quick(net, x, y)
     assert report.scale == 0
@@ -285,7 +286,7 @@ def test_a_failure_leaves_everything_as_it_was(when: str, monkeypatch: pytest.Mo
     model.likelihood.temperature.fill_(1.5)
     before = copy.deepcopy(model.state_dict())
     if when == "late":
-        monkeypatch.setattr(search, "Calibration", _fails)
+        monkeypatch.setattr(calibration, "Calibration", _fails)
     else:
         y = y + 1
     with pytest.raises((ValueError, KeyError)):
@@ -305,7 +306,7 @@ def test_a_failed_second_calibration_keeps_the_first(monkeypatch: pytest.MonkeyP
     model, _ = quick(net, x, y)
     before, answer = copy.deepcopy(model.state_dict()), model.predict(x[:5])
     assert answer.conformal is not None
-    monkeypatch.setattr(search, "Calibration", _fails)
+    monkeypatch.setattr(calibration, "Calibration", _fails)
     with pytest.raises(KeyError):
         calibrate(model, (x + 1, y), samples=3)
     after, again = model.state_dict(), model.predict(x[:5])

@@ -9,7 +9,7 @@ from test_calibration import SequenceFirst, crossed_rows, problem, quick
 from torch import Tensor, nn
 
 import ibnn
-from ibnn.calibration import Calibration, calibrate, search
+from ibnn.calibration import Calibration, _Outputs, calibrate
 from ibnn.progress import Bar
 
 
@@ -70,9 +70,9 @@ def test_the_gain_is_the_paired_difference() -> None:
     assert f"gains {100 * report.gain[0] / report.cross_nll[0]:.1f} ±" in str(report)
 
 
-def outputs_of(model: ibnn.IBNN, x: Tensor) -> search._Outputs:
+def outputs_of(model: ibnn.IBNN, x: Tensor) -> _Outputs:
     options: Any = {"samples": 5, "seed": 0, "batch_size": 32, "bar": Bar("", shown=False)}
-    outputs = search._Outputs(model, x, torch.zeros(len(x)), **options)
+    outputs = _Outputs(model, x, torch.zeros(len(x)), **options)
     outputs.order = torch.arange(len(x))
     return outputs
 
