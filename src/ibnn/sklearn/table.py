@@ -8,7 +8,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.preprocessing import StandardScaler
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils import check_random_state, validation
 from torch import Tensor, nn
 
@@ -23,7 +25,6 @@ from ibnn.novelty.measure import measure
 from ibnn.one_pass import FEWEST as FEWEST_TAUGHT
 from ibnn.one_pass import distil
 from ibnn.progress import Bar
-from ibnn.sklearn.columns import encoder, is_mixed
 from ibnn.sklearn.ensemble import Ensemble, StackedLinear, stacked
 from ibnn.sklearn.training import NONE, Array, Pace, Rows, Run, folds, train
 
@@ -35,6 +36,7 @@ FEW_ROWS = 2  # for each member to hold out; with fewer rows nothing is held out
 UNSEEN_STEPS = 150  # of a run without held-out rows
 COPIES, TAUGHT_STEPS, TAUGHT_LR = 8, 1000, 2e-3  # of a network that answers in one pass
 AT_ONCE = 4096  # rows whose p-values are measured at once
+CATEGORIES = 30  # most columns that one column of categories becomes; rarer ones share the last
 
 
 class Uncertainty(NamedTuple):
@@ -73,7 +75,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, x: Any, *y: Any, start: bool, **options: Any) -> Any:
         """Returns rows, and targets if they are passed, after scikit-learn's checks; a mixed data frame stays one."""
-        mixed = is_mixed(x)
+        mixed = _is_mixed(x)
         if not start and mixed != self._mixed:
             got = "categories" if mixed else "numbers alone"
             raise ValueError(complaint("X", "a table like that of fit", got, "Pass a data frame with its columns."))
@@ -101,7 +103,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
         check.device("device", self.device)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._outputs = outputs
-        self.encoder_ = encoder(x)
+        self.encoder_ = _encoder(x)
         self.scaler_ = StandardScaler().fit(self.encoder_.fit(x).transform(x), sample_weight=weight)
 
     def _tensor(self, x: Any) -> Tensor:
@@ -230,3 +232,31 @@ class Table(BaseEstimator):  # type: ignore[misc]
 def _python(value: Any) -> Any:
     """Returns numpy's numbers, which searches pass, as Python's."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _is_mixed(x: Any) -> bool:
+    """Returns whether x is a data frame with columns that are not numbers: categories, strings, dates."""
+    return hasattr(x, "dtypes") and hasattr(x, "columns") and not all(_numeric(kind) for kind in x.dtypes)
+
+
+def _numeric(kind: Any) -> bool:
+    """Returns whether a column of this dtype holds numbers; booleans do."""
+    kind = getattr(kind, "numpy_dtype", kind)  # pandas' own nullable kinds
+    return isinstance(kind, np.dtype) and kind.kind in "biuf"
+
+
+def _encoder(x: Any) -> ColumnTransformer:
+    """Returns an unfitted encoder for rows like these.
+
+    A missing number becomes its column's median, and a column that says so; columns without a known number become 0. A
+    category becomes a column of zeros and ones, missing ones have a column of their own, and those that were not seen
+    in training have none.
+    """
+    kinds = list(x.dtypes) if _is_mixed(x) else [np.dtype(float)] * x.shape[1]
+    numbers = [place for place, kind in enumerate(kinds) if _numeric(kind)]
+    others = [place for place in range(len(kinds)) if place not in numbers]
+    filled = SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True)
+    categories = OneHotEncoder(
+        handle_unknown="infrequent_if_exist", max_categories=CATEGORIES, sparse_output=False, dtype=np.float64
+    )
+    return ColumnTransformer([("numbers", filled, numbers), ("categories", categories, others)])
