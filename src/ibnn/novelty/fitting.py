@@ -19,7 +19,7 @@ from ibnn.layers.registry import layer_type
 from ibnn.novelty.measure import see
 from ibnn.novelty.nodes import observable
 from ibnn.novelty.reference import MEMORY, WIDEST, Reference, fit_layers, ranks_of, score
-from ibnn.prediction import Conformal, HeldOut, Prediction, explaining_cuts, predict, refuse_nan
+from ibnn.prediction import Conformal, HeldOut, Prediction, check_options, explaining_cuts, predict, refuse_nan
 from ibnn.progress import Bar
 
 ROWS = 5000  # inputs that statistics are made of at most, and held-out ones that are ranked
@@ -82,9 +82,7 @@ def fit_novelty(
         remedy = "Convert it first, ibnn.convert(net), or wrap it: ibnn.baselines.Plain(net)."
         raise TypeError(complaint("model", "a converted network or a baseline", type(model).__name__, remedy))
     check.integer("rows", rows, least=FEWEST)
-    if batch_size is not None:
-        check.integer("batch_size", batch_size)
-    check.seed(seed)
+    check_options(1, seed, batch_size)
     return _fit(model, train, valid, rows, seed, batch_size)
 
 

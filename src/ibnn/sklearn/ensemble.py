@@ -6,6 +6,7 @@ Outputs are (B, M, outputs), with an axis for the members.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -16,7 +17,6 @@ from ibnn.layers.registry import register_layer
 from ibnn.likelihood import Categorical, Gaussian, Likelihood
 from ibnn.likelihood.base import Temperature, Terms
 from ibnn.likelihood.one_pass import ONE_PASS, OnePassCategorical, OnePassGaussian
-from ibnn.likelihood.running import standard_error
 from ibnn.prediction import GaussianPrediction
 
 REACH = 4.0  # standardised inputs are squashed smoothly to within ± this
@@ -152,17 +152,14 @@ class GaussianMembers(_Members, Gaussian):
 
     def summarise(self, draws: Tensor, temperature: Temperature = None) -> GaussianPrediction:
         """Returns the prediction made of draws (1, S, B, M, outputs)."""
-        means, stds = self.split(draws[0].movedim(-2, 0), temperature)  # (M, S, B, targets)
-        by_member, measured = means.mean(1), stds.square()
-        between = by_member.var(0, correction=0)
+        members = draws[0].movedim(-2, 0)  # (M, S, B, outputs)
+        means, stds = self.split(members, temperature)  # (M, S, B, targets)
+        measured, between = stds.square(), means.mean(1).var(0, correction=0)
         noise = (measured - 2 * between).maximum(LEAST_SHARE * measured).sqrt()
         scaled = torch.stack([scale * noise for scale in self.scales.to(noise)])  # (Q, M, S, B, targets)
-        return GaussianPrediction(
-            mean=by_member.mean(0),
+        return replace(
+            super().summarise(members, temperature),
             aleatoric=scaled.square().mean((0, 1, 2)),
-            between=between,
-            within=means.var(1, correction=0).mean(0),
-            standard_error=standard_error(means),
             draw_means=means.expand_as(scaled).flatten(0, 2),
             draw_stds=scaled.flatten(0, 2),
         )

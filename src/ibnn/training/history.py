@@ -61,11 +61,7 @@ class History:
         return "\n".join(lines + ([STILL_FALLING] if self.falling else []))
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws training and held-out NLL over the epochs (with matplotlib); returns the axes.
-
-        Args:
-            ax: Axes to draw into; default new ones.
-        """
+        """Draws training and held-out NLL over the epochs (with matplotlib), into new axes by default; returns them."""
         from matplotlib import pyplot
 
         ax = pyplot.subplots()[1] if ax is None else ax
