@@ -40,13 +40,6 @@ def best_temperature(
         price: Nats; `PRICE` is for temperatures that answers will have, 0 finds the lowest NLL.
         now: The temperature without these labels.
         rough: Takes a third of the time and finds it to 0.06 %, not to 0.001 %.
-
-    >>> import ibnn
-    >>> logits, labels = torch.tensor([[[[2.0, 0.0]] * 4]]), torch.tensor([0, 0, 0, 1])  # right in 3 of 4
-    >>> round(best_temperature(ibnn.Categorical(), logits, labels), 3), round(2 / math.log(3), 3)
-    (1.82, 1.82)
-    >>> best_temperature(ibnn.Categorical(), logits, labels, price=PRICE)  # four labels support no change
-    1.0
     """
     shrinkings = 17 if rough else 25
     if not rough:  # the NLL is flat there: rounding would choose

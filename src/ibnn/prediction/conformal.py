@@ -75,11 +75,7 @@ def _limit(scores: Tensor, level: float, part: Tensor) -> Tensor:
 
 
 def more_probable(probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the probability and the number of all classes before each class in the order of probability, (…, C).
-
-    >>> more_probable(torch.tensor([0.5, 0.2, 0.3]))
-    (tensor([0.0000, 0.8000, 0.5000]), tensor([0., 2., 1.]))
-    """
+    """Returns the probability and the number of all classes before each class in the order of probability, (…, C)."""
     order = probs.argsort(stable=True, dim=-1, descending=True)
     ordered = probs.gather(-1, order)
     before = torch.cat([torch.zeros_like(ordered[..., :1]), ordered[..., :-1].cumsum(-1)], -1)

@@ -55,11 +55,7 @@ class Pace(NamedTuple):
 
 
 def folds(rows: int, members: int, labels: Array | None, seed: int) -> Array:
-    """Returns for each row the member that holds it out, in equal shares, stratified where every class has enough rows.
-
-    >>> np.bincount(folds(10, 5, None, 0)).tolist()
-    [2, 2, 2, 2, 2]
-    """
+    """Returns the member that holds each row out, in equal shares, stratified where every class has enough rows."""
     numbers = np.full(rows, -1)
     common = labels is not None and np.bincount(labels)[np.unique(labels)].min() >= members
     kind = StratifiedKFold if common else KFold
