@@ -10,19 +10,12 @@ from ibnn.errors import complaint
 
 
 class ELBO(NamedTuple):
-    """The training loss and what it is made of.
+    """The training loss and what it is made of."""
 
-    Attributes:
-        loss: The likelihood's loss + (β·kl − γ·entropy) / N for N training data, what training minimises.
-        nll: Mean of −log p(y | x, z) over the data of the batch, without class weights or label smoothing.
-        kl: KL of the posterior to the prior in nats, summed over nodes and layers, not yet divided by anything.
-        entropy: Ĥ, the lower bound of the posterior's entropy in nats; 0 where γ = 0 left it uncomputed.
-    """
-
-    loss: Tensor
-    nll: Tensor
-    kl: Tensor
-    entropy: Tensor
+    loss: Tensor  #: The likelihood's loss + (β·kl − γ·entropy) / N for N training data, what training minimises.
+    nll: Tensor  #: Mean of −log p(y | x, z) over the data of the batch, without class weights or label smoothing.
+    kl: Tensor  #: KL of the posterior to the prior in nats, summed over nodes and layers, not yet divided by anything.
+    entropy: Tensor  #: Ĥ, the lower bound of the posterior's entropy in nats; 0 where γ = 0 left it uncomputed.
 
 
 @lru_cache(maxsize=8, typed=True)  # step after step has the same

@@ -24,19 +24,13 @@ Temperature = float | Tensor | None  # None stands for the likelihood's own
 
 
 class Terms(NamedTuple):
-    """What a batch says about a network's outputs.
+    """What a batch says about a network's outputs."""
 
-    Attributes:
-        loss: The mean loss over the data, which training minimises. It may weigh classes and smooth labels.
-        nll: The mean of −log p over the data, without class weights or smoothing.
-        count: How many data there are: what `nll` is divided by.
-        weight: The sum of their weights: what `loss` is divided by.
-    """
-
-    loss: Tensor
-    nll: Tensor
+    loss: Tensor  #: The mean loss over the data, which training minimises. It may weigh classes and smooth labels.
+    nll: Tensor  #: The mean of −log p over the data, without class weights or smoothing.
+    #: How many data there are: what `nll` is divided by.
     count: Tensor  # type: ignore[assignment]
-    weight: Tensor
+    weight: Tensor  #: The sum of their weights: what `loss` is divided by.
 
     @classmethod
     def plain(cls, loss: Tensor, target: Tensor) -> Self:

@@ -29,17 +29,10 @@ def best_temperature(
 ) -> float:
     """Returns the temperature T of the lowest cost: the loss of all rows in nats, and `price` · |log(T / now)|.
 
-    The price is a Laplace prior on log T. A few labels cannot outweigh it, and T is `now` exactly; for n rows it costs
-    of the order of price²/n² nats per row. Below 1/3 and above 20, every factor of e must save another nat: without a
-    price, labels that are all right would ask for T = 0.
-
-    Args:
-        likelihood: Its own temperature does not matter, and stays.
-        draws: Outputs (K, S, N, …).
-        target: Targets of the N rows.
-        price: Nats; `PRICE` is for temperatures that answers will have, 0 finds the lowest NLL.
-        now: The temperature without these labels.
-        rough: Takes a third of the time and finds it to 0.06 %, not to 0.001 %.
+    The price, in nats, is a Laplace prior on log T around `now`, the temperature without these labels. A few labels
+    cannot outweigh it, and T is `now` exactly; for n rows it costs of the order of price²/n² nats per row. Below 1/3
+    and above 20, every factor of e must save another nat: without a price, labels that are all right would ask for
+    T = 0. `rough` takes a third of the time and finds T to 0.06 %, not to 0.001 %.
     """
     shrinkings = 17 if rough else 25
     if not rough:  # the NLL is flat there: rounding would choose

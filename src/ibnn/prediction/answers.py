@@ -22,18 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Answers for a batch of inputs; the first axis of every field is the batch, unless its metadata says otherwise.
+    """Answers for a batch of inputs; the first axis of every field is the batch, unless its metadata says otherwise."""
 
-    Attributes:
-        p_value: p-value of the hypothesis that an input is like those known, (B,): near 0 where an input is novel,
-            uniform among known ones. None if the model has no reference data. See `ibnn.fit_novelty`.
-        ranked: Number of held-out inputs, n, that p-values are ranks among; no p-value is below 1 / (n + 1).
-        conformal: Held-out distances that sets and intervals with guaranteed coverage are made of, or None; see
-            `ibnn.conformalize`.
-    """
-
+    #: p-value of the hypothesis that an input is like those known, (B,): near 0 where an input is novel, uniform among
+    #: known ones. None if the model has no reference data. See `ibnn.fit_novelty`.
     p_value: Tensor | None = field(default=None, kw_only=True)
+    #: Number of held-out inputs, n, that p-values are ranks among; no p-value is below 1 / (n + 1).
     ranked: int = field(default=0, kw_only=True, repr=False)
+    #: Held-out distances that sets and intervals with guaranteed coverage are made of, or None: `ibnn.conformalize`.
     conformal: Conformal | None = field(default=None, kw_only=True, repr=False)
 
     unit: ClassVar[str] = ""  # of the uncertainties
@@ -152,28 +148,19 @@ class _Split:
 
 @dataclass(frozen=True)
 class CategoricalPrediction(_Split, Prediction):
-    """Class probabilities and the entropies behind them, in nats.
+    """Class probabilities and the entropies behind them, in nats."""
 
-    Attributes:
-        probs: Mean of the draws' probabilities, of the shape of the network's output: (B, C), (B, C, …) or (B, …, C).
-        log_probs: Its logarithm, computed without underflow.
-        aleatoric: Mean entropy of the draws, (B, …): what no more training data would take away.
-        between: Mutual information of label and component: how much the components disagree; None for one pass.
-        within: Mutual information of label and draw, given the component; None for one pass.
-        standard_error: Monte Carlo standard error of `probs`; too large with one draw per component, nan with one draw.
-        draws: How many draws each answer is made of, (B,), where `predict` was given a tolerance; else None.
-        axis: The axis of the classes in `probs`, 1 or −1.
-        unsplit: The epistemic part where it is not split (one pass); else None.
-    """
-
-    probs: Tensor
-    log_probs: Tensor
-    aleatoric: Tensor
-    between: Tensor | None
-    within: Tensor | None
+    probs: Tensor  #: Mean of the draws' probabilities, of the shape of the output: (B, C), (B, C, …) or (B, …, C).
+    log_probs: Tensor  #: Its logarithm, computed without underflow.
+    aleatoric: Tensor  #: Mean entropy of the draws, (B, …): what no more training data would take away.
+    between: Tensor | None  #: Mutual information of label and component: how they disagree; None for one pass.
+    within: Tensor | None  #: Mutual information of label and draw, given the component; None for one pass.
+    #: Monte Carlo standard error of `probs`; too large with one draw per component, nan with one draw.
     standard_error: Tensor
+    #: How many draws each answer is made of, (B,), where `predict` was given a tolerance; else None.
     draws: Tensor | None = field(default=None, kw_only=True)
-    axis: int = field(default=1, kw_only=True)
+    axis: int = field(default=1, kw_only=True)  #: The axis of the classes in `probs`, 1 or −1.
+    #: The epistemic part where it is not split (one pass); else None.
     unsplit: Tensor | None = field(default=None, kw_only=True, repr=False)
     unit: ClassVar[str] = "nats"
 
@@ -254,7 +241,7 @@ class BernoulliPrediction(CategoricalPrediction):
     Each label of outputs (B, labels) has its own guarantee.
     """
 
-    log_complements: Tensor  # log of the probability of no
+    log_complements: Tensor  #: Log of the probability of no.
 
     def each_class(self) -> tuple[Tensor, Tensor, int]:
         """Returns those of no and yes: a set of each label, (B, …, 2), holds one, both or neither."""
@@ -274,28 +261,18 @@ class BernoulliPrediction(CategoricalPrediction):
 
 @dataclass(frozen=True)
 class GaussianPrediction(_Split, Prediction):
-    """A mixture of Gaussians, one for each draw; variances in squared units of the target.
+    """A mixture of Gaussians, one for each draw; variances in squared units of the target."""
 
-    Attributes:
-        mean: Predictive mean, (B, …).
-        aleatoric: Mean of the draws' noise variances.
-        between: Variance of the components' means; None for one pass.
-        within: Mean variance of a component's draws; None for one pass.
-        standard_error: Monte Carlo standard error of `mean`; see `CategoricalPrediction`.
-        draw_means: Mean of each draw, (K·S, B, …).
-        draw_stds: Noise of each draw, (K·S, B, …).
-        draw_weights: Weight of each draw, (K·S, B, …), where they are not equal: the last one is then the base rate.
-        unsplit: The epistemic part where it is not split (one pass); else None.
-    """
-
-    mean: Tensor
-    aleatoric: Tensor
-    between: Tensor | None
-    within: Tensor | None
-    standard_error: Tensor
-    draw_means: Tensor = field(metadata={"batch": 1}, repr=False)
-    draw_stds: Tensor = field(metadata={"batch": 1}, repr=False)
+    mean: Tensor  #: Predictive mean, (B, …).
+    aleatoric: Tensor  #: Mean of the draws' noise variances.
+    between: Tensor | None  #: Variance of the components' means; None for one pass.
+    within: Tensor | None  #: Mean variance of a component's draws; None for one pass.
+    standard_error: Tensor  #: Monte Carlo standard error of `mean`; see `CategoricalPrediction`.
+    draw_means: Tensor = field(metadata={"batch": 1}, repr=False)  #: Mean of each draw, (K·S, B, …).
+    draw_stds: Tensor = field(metadata={"batch": 1}, repr=False)  #: Noise of each draw, (K·S, B, …).
+    #: Weight of each draw, (K·S, B, …), where they are not equal: the last one is then the base rate.
     draw_weights: Tensor | None = field(default=None, metadata={"batch": 1}, repr=False, kw_only=True)
+    #: The epistemic part where it is not split (one pass); else None.
     unsplit: Tensor | None = field(default=None, kw_only=True, repr=False)
     unit: ClassVar[str] = "squared units of the target"
 

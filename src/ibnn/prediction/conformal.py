@@ -21,19 +21,14 @@ Kind = Literal["smallest", "adaptive"]
 
 
 class Conformal(NamedTuple):
-    """What N held-out examples show about one output of a network, with a limit for each of its O numbers or labels.
+    """What N held-out examples show about one output of a network, with a limit for each of its O numbers or labels."""
 
-    Attributes:
-        distances: How far targets were from answers, (N, O, P, D) for up to P places. For numbers D is 1: the distance
-            from the mean in standard deviations. For classes D is 3: the true class's probability, that of all classes
-            before it in the order of probability, and the number of those. NaN where there is no target.
-        classes: The true classes, (N, O, P); 0 for numbers.
-        groups: Groups of the examples, (N,); empty if none were given.
-    """
-
+    #: How far targets were from answers, (N, O, P, D) for up to P places. For numbers D is 1: the distance from the
+    #: mean in standard deviations. For classes D is 3: the true class's probability, that of all classes before it in
+    #: the order of probability, and the number of those. NaN where there is no target.
     distances: Tensor
-    classes: Tensor
-    groups: Tensor = torch.zeros(0, dtype=torch.int64)
+    classes: Tensor  #: The true classes, (N, O, P); 0 for numbers.
+    groups: Tensor = torch.zeros(0, dtype=torch.int64)  #: Groups of the examples, (N,); empty if none were given.
 
     def limits(self, scores: Tensor, level: float, *, classes: int | None = None, groups: Any = None) -> Tensor:
         """Returns the scores that new examples stay within at a level, (1 or rows, 1 or classes, O).

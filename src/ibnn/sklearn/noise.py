@@ -1,7 +1,6 @@
 """The noise of a regression's targets, learnt from the errors of members on rows that they were not trained on.
 
-The mean is learnt first, by squared errors, so that no noise stops it from being learnt. Held-out errors then decide
-three things: whether the noise depends on the row, how large it is, and whether its tails are heavier than Gaussian.
+The mean is learnt first, by squared errors, so that no noise stops it from being learnt.
 """
 
 import math
