@@ -52,8 +52,9 @@ def abstain(
 ) -> Threshold:
     """Returns a rule that withholds uncertain and novel answers, so that at most a share `risk` of the rest is wrong.
 
-    The guarantee holds with the stated confidence, for inputs like the labelled ones: the most certain answers are
-    given, as many as a Clopper–Pearson bound on their error rate allows.
+    `rule(p)` tells which answers of another prediction to withhold, `rule.reasons(p)` why. The guarantee holds with the
+    stated confidence, for inputs like the labelled ones: the most certain answers are given, as many as a
+    Clopper–Pearson bound on their error rate allows.
 
     Args:
         p: Predictions for held-out inputs, one class or one yes/no label each, that the model was not trained on.
@@ -65,9 +66,6 @@ def abstain(
 
     Raises:
         ValueError: If even without an error there are too few inputs for the risk: 5 % takes 59, 1 % takes 299.
-
-    Returns:
-        The rule: `rule(p)` tells which answers of another prediction to withhold, `rule.reasons(p)` why.
 
     >>> import ibnn
     >>> generator = torch.Generator().manual_seed(0)

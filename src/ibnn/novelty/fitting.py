@@ -52,8 +52,8 @@ def fit_novelty(
     held-out ones, a share of at most α has one of at most α, on average over held-out sets. For `p.p_value`, which
     joins the groups, a share of at most 2α + 2(G − 1)/n is proven; measured, it is α (docs/novelty.md).
 
-    `ibnn.fit` and `ibnn.calibrate` call this at their end if enough inputs are held out. Training further removes the
-    reference.
+    The reference is returned, and stored as `model.reference`. `ibnn.fit` and `ibnn.calibrate` call this at their end
+    if enough inputs are held out. Training further removes the reference.
 
     Args:
         model: A trained model: a converted network, a baseline, or a plain network as `ibnn.baselines.Plain(net)`.
@@ -66,9 +66,6 @@ def fit_novelty(
         seed: Decides which inputs are taken, and their groups.
         batch_size: Rows that go through the network at once. None never cuts a batch, for networks whose rows depend on
             each other, such as the nodes of a graph; rows whose target is ignored are then left out.
-
-    Returns:
-        The reference, which is also stored as `model.reference`.
 
     >>> import ibnn
     >>> generator = torch.Generator().manual_seed(0)

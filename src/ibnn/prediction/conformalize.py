@@ -18,8 +18,9 @@ def conformalize(
 ) -> HeldOut:
     """Stores how far held-out targets are from a model's answers, so that `p.set` and `p.interval` cover.
 
-    `ibnn.fit`, `ibnn.calibrate` and `ibnn.fit_novelty` do so themselves, from 50 held-out rows on. Call this after them
-    for groups, another number of draws or fewer rows. Training, other noise or another temperature makes them void.
+    The distances are returned, and stored as `model.held_out`. `ibnn.fit`, `ibnn.calibrate` and `ibnn.fit_novelty` do
+    so themselves, from 50 held-out rows on. Call this after them for groups, another number of draws or fewer rows.
+    Training, other noise or another temperature makes them void.
 
     Args:
         model: A trained model: a converted network, a baseline, or a plain network as `ibnn.baselines.Plain(net)`.
@@ -30,9 +31,6 @@ def conformalize(
         samples: Draws per component, as later answers will have.
         seed: Decides the draws.
         batch_size: Rows that go through the network at once; None never cuts a batch.
-
-    Returns:
-        The distances, which are also stored as `model.held_out`.
 
     >>> import ibnn
     >>> x, y = torch.randn(99, 4), torch.randint(3, (99,))

@@ -44,8 +44,8 @@ def predict(
 ) -> Prediction:
     """Predicts for a tensor or table, a tuple or mapping of inputs, a Dataset, or a loader of batches.
 
-    Memory use is bounded. Workers (torch.distributed) must all pass the same loader: they share its batches, and each
-    gets all answers.
+    Memory use is bounded. Answers are on the inputs' device, or on the CPU for a loader. Workers (torch.distributed)
+    must all pass the same loader: they share its batches, and each gets all answers.
 
     Args:
         method: A converted network or a baseline. It is evaluated in eval mode and left in the mode it was in.
@@ -64,9 +64,6 @@ def predict(
         fallback: p-value below which answers are mixed with the base rates, such as 0.01: at the smallest possible
             p-value the answer is the base rate. Default: answers are the network's, whatever the p-value.
         progress: Shows a bar while it goes through a loader in a terminal.
-
-    Returns:
-        The prediction, on the inputs' device; on the CPU for a loader.
     """
     if not hasattr(method, "likelihood"):
         wrapped = hasattr(getattr(method, "module", None), "likelihood")

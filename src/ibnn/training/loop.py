@@ -89,8 +89,9 @@ def fit(  # noqa: D417  fields of the recipe are described there
     """Trains a converted network (Algorithm 1 of Trinh et al., 2020), or a baseline with its own objective.
 
     Held-out labels decide how much noise there is, unless you fix `beta`. They come from `valid`; without `valid`,
-    `fit` holds out a tenth of the training data. If training fails, mode, noise and count of examples are as they were,
-    and the network has the weights of the last step.
+    `fit` holds out a tenth of the training data. The model is left in eval mode: the best one with `patience`, the
+    average with `ema` or `swa`. If training fails, mode, noise and count of examples are as they were, and the network
+    has the weights of the last step.
 
     All arguments from `epochs` on are fields of the recipe, and described there; None keeps the recipe's value.
 
@@ -109,9 +110,6 @@ def fit(  # noqa: D417  fields of the recipe are described there
         scheduler: A function that takes an optimiser and returns a torch scheduler, such as
             `lambda o: OneCycleLR(o, 0.1, total_steps=500)`. Its rates of the weights, computed once before training,
             replace `schedule`.
-
-    Returns:
-        The history. The model is left in eval mode: the best one with `patience`, the average with `ema` or `swa`.
     """
     arguments = locals()
     if hasattr(model, "members"):
