@@ -96,9 +96,8 @@ class Ensemble(Baseline):
     def elbo(self, x: Inputs, y: Any, **options: Any) -> ELBO:
         """Returns the mean of the members' terms; each member's gradient is that of its own loss, not of the mean."""
         self.reference = self.held_out = None
-        loss, *terms = (
-            torch.stack(part) for part in zip(*(m.elbo(x, y, **options) for m in self.members), strict=True)
-        )
+        elbos = [member.elbo(x, y, **options) for member in self.members]
+        loss, *terms = map(torch.stack, zip(*elbos, strict=True))
         total = loss.sum()
         return ELBO(total - (total - loss.mean()).detach(), *(part.mean() for part in terms))
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils import parameters_to_vector
 
 from ibnn import check
 from ibnn.baselines.plain import Plain
@@ -57,8 +58,7 @@ class MCDropout(Plain):
     """MC-dropout (Gal & Ghahramani, 2016): dropout stays on in prediction; all else is in eval mode.
 
     Args:
-        net: The network; trained in place, its weights keep their names.
-        likelihood: Default `Categorical`.
+        net, likelihood: As of `Plain`.
         rate: Share of the inputs that is dropped before every linear and convolutional layer but the first, instead
             of the network's own dropout. None keeps the network's own dropout layers.
     """
@@ -104,8 +104,7 @@ class MeanField(Plain):
     weights and biases, pretrained ones for example, are the means, and keep their names.
 
     Args:
-        net: The network; trained in place.
-        likelihood: Default `Categorical`.
+        net, likelihood: As of `Plain`.
         prior_std: s.
         init_std: σ at the start.
     """
@@ -186,19 +185,16 @@ class SWAG(Plain):
     def __init__(self, net: nn.Module, likelihood: Likelihood | None = None, *, rank: int = 20) -> None:
         super().__init__(net, likelihood)
         check.integer("rank", rank, least=2, remedy="Pass rank=20.")
-        self.rank, weights = rank, self._weights()
+        self.rank, weights = rank, parameters_to_vector(net.parameters()).detach()
         self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=weights.device))
         self.register_buffer("mean", torch.zeros_like(weights))
         self.register_buffer("square", torch.zeros_like(weights))
         self.register_buffer("deviations", weights.new_zeros(rank, len(weights)))
 
-    def _weights(self) -> Tensor:
-        return torch.cat([p.detach().flatten() for p in self.net.parameters()])
-
     @one_at_a_time
     def collect(self) -> None:
         """Adds the current weights to the moments."""
-        weights = self._weights()
+        weights = parameters_to_vector(self.net.parameters()).detach()
         self.count += 1
         self.mean += (weights - self.mean) / self.count
         self.square += (weights.square() - self.square) / self.count
