@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.metrics.checks import real
+from ibnn.metrics import real
 from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, GaussianPrediction
 
 LEVELS = 20  # sets of the most certain answers that are tried as where to abstain: 5 %, 10 %, … 100 %

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.metrics.checks import real
+from ibnn.metrics import real
 
 
 class AdaptiveLevel:

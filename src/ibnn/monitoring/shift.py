@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.metrics.checks import real
+from ibnn.metrics import real
 from ibnn.normal import Space, address, words
 
 POWERS = (0.1, 0.3, 0.5, 0.7, 0.9)  # ε of the bets ε p^(ε−1): strong shifts first
