@@ -12,15 +12,8 @@ from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Likelihood
 from ibnn.mixture import Mixture
 from ibnn.network import IBNN
 from ibnn.objective import ELBO
-from ibnn.prediction import (
-    BernoulliPrediction,
-    CategoricalPrediction,
-    GaussianPrediction,
-    JointPrediction,
-    Prediction,
-    draws,
-    predict,
-)
+from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, GaussianPrediction, JointPrediction, Prediction
+from ibnn.prediction.predict import conformalize, draws, predict
 
 if _typing.TYPE_CHECKING:
     from ibnn import metrics
@@ -34,7 +27,6 @@ if _typing.TYPE_CHECKING:
     from ibnn.monitoring import AdaptiveLevel, ShiftMonitor, abstain
     from ibnn.novelty import fit_novelty
     from ibnn.one_pass import OnePass, distil
-    from ibnn.prediction.conformalize import conformalize
     from ibnn.pruning import Pruned, prune
     from ibnn.sampling import DivergedChainError, Samples, sample
     from ibnn.training.history import History
@@ -50,7 +42,7 @@ _LAZY = {
     "Ensemble": "baselines", "OnePass": "one_pass", "distil": "one_pass",
     "Exported": "files.export", "export": "files.export", "load": "files.saving",
     "AdaptiveLevel": "monitoring", "ShiftMonitor": "monitoring", "abstain": "monitoring",
-    "fit_novelty": "novelty", "conformalize": "prediction.conformalize",
+    "fit_novelty": "novelty",
     "Pruned": "pruning", "prune": "pruning",
     "DivergedChainError": "sampling", "Samples": "sampling", "sample": "sampling",
     "History": "training.history",
