@@ -294,10 +294,6 @@ def choose(losses: list[Tensor], counts: Tensor, part: float = 1.0) -> int:
     That is the largest that is within one standard error of the lowest NLL (of the paired differences) and keeps half
     of its gain over the first, or is within a quarter of one, or 0.001 nats, of it. The rows are this `part` of all
     held-out rows: it is the standard error of all of them that counts.
-
-    >>> losses = [torch.tensor(pair) for pair in ([4.0, 2.0], [2.0, 2.0], [2.0, 2.5], [3.0, 4.0])]
-    >>> choose(losses, torch.ones(2))
-    2
     """
     totals = [_total(loss) for loss in losses]
     best = min(range(len(totals)), key=totals.__getitem__)

@@ -195,12 +195,9 @@ class OnePass(Plain):
 
     Its answers have `probs`, `labels`, `total`, `aleatoric` and `epistemic` (for numbers `mean` and variances);
     `between` and `within` are None. It predicts, saves, loads and exports like every model.
-
-    Attributes:
-        agreement: How far it is from the model's draws (a buffer), by output: see `report`.
     """
 
-    agreement: Tensor
+    agreement: Tensor  #: How far it is from the model's draws (a buffer), by output: see `report`.
     net: Student
 
     def __init__(

@@ -45,12 +45,10 @@ class Likelihood(nn.Module, ABC):
     A likelihood of your own has `check`, `terms`, `combine`, `summarise` and `score`. A subclass of one of the
     library's that combines draws in its own way overrides `losses`, too. Methods that take a `temperature` are pure:
     None stands for the likelihood's own.
-
-    Attributes:
-        temperature: T, a buffer, 1 until `set_temperature` sets it (`ibnn.calibrate` and `ibnn.fit` do). Logits are
-            divided by it, the standard deviation of Gaussian noise is multiplied by it; `draw_logits` ignores it.
     """
 
+    #: T, a buffer, 1 until `set_temperature` sets it (`ibnn.calibrate` and `ibnn.fit` do). Logits are divided by it,
+    #: the standard deviation of Gaussian noise is multiplied by it; `draw_logits` ignores it.
     temperature: Tensor
     discrete = True  # whether targets have probabilities and not densities
     masks = False  # whether an output of minus infinity means something: a class that is masked

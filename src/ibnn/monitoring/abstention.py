@@ -59,13 +59,11 @@ def abstain(
     Args:
         p: Predictions for held-out inputs, one class or one yes/no label each, that the model was not trained on.
         target: Their labels, (B,).
-        risk: Share of wrong answers among those given that is accepted.
+        risk: Share of wrong answers among those given that is accepted. Even without an error 5 % takes 59 inputs and
+            1 % takes 299; fewer are a ValueError.
         novelty: p-value of novelty up to which answers are withheld, whatever their uncertainty; 0 for never. Default:
             0.01, or the smallest possible p-value if that is larger; 0 without p-values.
         confidence: Probability that the guarantee holds.
-
-    Raises:
-        ValueError: If even without an error there are too few inputs for the risk: 5 % takes 59, 1 % takes 299.
 
     >>> import ibnn
     >>> generator = torch.Generator().manual_seed(0)
