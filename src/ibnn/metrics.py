@@ -438,9 +438,8 @@ def class_rows(name: str, values: Values, labels: Values, axis: int) -> tuple[Te
     axis = axis + values.ndim if -values.ndim <= axis < 0 else axis
     check.integer("axis", axis, most=values.ndim - 1, remedy="Pass 1 or -1.")
     values = values.movedim(axis, 1)
-    check.shape(
-        "labels", labels, tuple(values[:, 0].shape), remedy=f"Pass one class index per row, classes on axis {axis}."
-    )
+    remedy = f"Pass one class index per row, classes on axis {axis}."
+    check.shape("labels", labels, tuple(values[:, 0].shape), remedy=remedy)
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(complaint("labels", "of an integer dtype", labels.dtype, "Pass labels.long()."))
     values, labels = values.movedim(1, -1).flatten(0, -2), labels.long().reshape(-1)

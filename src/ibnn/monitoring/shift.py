@@ -1,9 +1,8 @@
 """Detects when inputs no longer look like those the model was checked on, by a test that may run forever.
 
-Every input has a score, such as its epistemic uncertainty. Its conformal p-value says how high the score ranks among
-all scores so far, those of a calibration set first. A *test martingale* bets on these p-values being uneven: while the
-inputs are exchangeable with the calibration set no strategy can be expected to win, so wealth of 1/α is evidence of a
-shift, and the probability that it is ever reached by chance is at most α (Ville's inequality).
+Every input has a score, such as its epistemic uncertainty, and a p-value among all scores so far. A *test martingale*
+bets on these p-values being uneven: while the inputs are exchangeable with the calibration set no strategy can be
+expected to win, so the probability that wealth ever reaches 1/α by chance is at most α (Ville's inequality).
 """
 
 import itertools

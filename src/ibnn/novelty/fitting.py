@@ -37,13 +37,7 @@ class NotObservableError(ValueError):
 
 
 def fit_novelty(
-    model: Any,
-    train: Any,
-    valid: Any = None,
-    *,
-    rows: int = ROWS,
-    seed: int = 0,
-    batch_size: int | None = 256,
+    model: Any, train: Any, valid: Any = None, *, rows: int = ROWS, seed: int = 0, batch_size: int | None = 256
 ) -> Reference:
     """Fits the novelty detector: from then on predictions carry a conformal p-value for every input, `p.p_value`.
 

@@ -8,8 +8,7 @@ novel if its activations differ from all known ones, or if the network has no an
 
 All held-out inputs are ranked, in groups: those of one group are scored with statistics and ranks of other inputs. A
 new input is scored in the same way for each group, and the numbers of held-out scores at or above its own are added up
-(cross-conformal prediction; Vovk, 2015). In a group of n, p = (1 + scores at or above its own) / (n + 1) is at most α
-with a probability of at most α, for any score and any n, if the input is exchangeable with those of the group.
+(cross-conformal prediction; Vovk, 2015): p = (1 + that number) / (n + 1). `ibnn.fit_novelty` says what it promises.
 """
 
 import math

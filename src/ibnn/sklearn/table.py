@@ -256,7 +256,5 @@ def _encoder(x: Any) -> ColumnTransformer:
     numbers = [place for place, kind in enumerate(kinds) if _numeric(kind)]
     others = [place for place in range(len(kinds)) if place not in numbers]
     filled = SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True)
-    categories = OneHotEncoder(
-        handle_unknown="infrequent_if_exist", max_categories=CATEGORIES, sparse_output=False, dtype=np.float64
-    )
+    categories = OneHotEncoder(handle_unknown="infrequent_if_exist", max_categories=CATEGORIES, sparse_output=False)
     return ColumnTransformer([("numbers", filled, numbers), ("categories", categories, others)])
