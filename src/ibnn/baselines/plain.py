@@ -77,13 +77,11 @@ class Plain(Baseline):
     Attributes:
         net: The network; trained in place, its weights keep their names.
         likelihood: What its output says about a target; default `Categorical`.
-        components: 1.
         random: Whether draws differ.
-        examples: Number of training examples seen so far (a buffer).
     """
 
     components, nodes, random = 1, 0, False
-    examples: Tensor
+    examples: Tensor  #: Number of training examples seen so far (a buffer).
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None = None) -> None:
         super().__init__()

@@ -25,9 +25,8 @@ class Gaussian(Likelihood):
     The noise is one learnt number per output (`noise="learnt"`), or the network predicts it (`noise="predicted"`): then
     the last axis of its output holds the means first and as many noise parameters after them, variance = softplus.
 
-    Attributes:
-        location, scale: Mean = location + scale · output, and likewise noise = scale · that of the output. `ibnn.fit`
-            sets them where they are not given (see `standardise`). Predictions and NLLs are in units of the targets.
+    Mean = `location` + `scale` · output, and likewise noise = `scale` · that of the output. `ibnn.fit` sets both where
+    they are not given (see `standardise`). Predictions and NLLs are in units of the targets.
 
     >>> likelihood = Gaussian(init_std=1.0)
     >>> round(likelihood.terms(torch.zeros(2, 1), torch.zeros(2, 1)).nll.item(), 4)  # ½ log 2π

@@ -24,11 +24,8 @@ class AdaptiveLevel:
 
     Targets may arrive late and in any order: until then the level stays, and only d grows. Targets that never arrive
     change nothing, and nothing is promised for their answers. The promise is an average over time, not one for each
-    input. A level of 1 asks for all classes or an infinite interval: then calibrate again.
-
-    Attributes:
-        seen: Number of reported targets; keep it, and `covered`, to go on in another process.
-        covered: How many of them were covered.
+    input. A level of 1 asks for all classes or an infinite interval: then calibrate again. `seen` is the number of
+    reported targets, and `covered` how many of them were covered: keep both to go on in another process.
 
     >>> adaptive = AdaptiveLevel(0.9, rate=0.05)
     >>> adaptive.update([True, True, False])
