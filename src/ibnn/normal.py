@@ -178,22 +178,14 @@ def _box_muller(words: Tensor, nodes: int) -> Tensor:
     return drawn
 
 
-@torch.library.custom_op("ibnn::normals", mutates_args=())
-def _operator(words: Tensor, nodes: int) -> Tensor:
-    return _box_muller(words, nodes)
-
-
+_operator = torch.library.custom_op("ibnn::normals", _box_muller, mutates_args=())
 _operator.register_fake(lambda words, nodes: words.new_empty((words.shape[0], nodes), dtype=torch.float32))
 
 
-@torch.library.custom_op("ibnn::words", mutates_args=())
-def _words_operator(parts: list[Tensor]) -> Tensor:
+def _hashed_tensors(parts: list[Tensor]) -> Tensor:
     device = next((part.device for part in parts if part.dim()), parts[0].device)
     return _hashed(tuple(part.to(device) for part in parts))
 
 
-@_words_operator.register_fake
-def _(parts: list[Tensor]) -> Tensor:
-    shape = torch.broadcast_shapes(*(part.shape for part in parts))
-    device = next((part.device for part in parts if part.dim()), parts[0].device)
-    return torch.empty(math.prod(shape), dtype=torch.int64, device=device)
+_words_operator = torch.library.custom_op("ibnn::words", _hashed_tensors, mutates_args=())
+_words_operator.register_fake(_hashed_tensors)
