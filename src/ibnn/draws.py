@@ -21,17 +21,11 @@ KEPT = 2**20  # entries of predictive noise that are worth keeping for the next 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What multiplies the layers' inputs in one pass.
+    """What multiplies the layers' inputs in one pass."""
 
-    Attributes:
-        z: Factors of the nodes: (nodes,), the same for all rows, or (R, nodes), a z for each row.
-        words: Where the factors of single units come from, (layers,) or (R, layers); None if units have none.
-        unit_std: τ of each layer, (layers,), if not the network's own.
-    """
-
-    z: Tensor
-    words: Tensor | None = None
-    unit_std: Tensor | None = None
+    z: Tensor  # factors of the nodes: (nodes,), the same for all rows, or (R, nodes), a z for each row
+    words: Tensor | None = None  # where factors of units come from, (layers,) or (R, layers); None if units have none
+    unit_std: Tensor | None = None  # τ of each layer, (layers,), if not the network's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +39,8 @@ class Draws:
     def __len__(self) -> int:
         return self.z.shape[0]
 
-    def __getitem__(self, number: int) -> Draw:
+    def __getitem__(self, number: int | slice | Tensor) -> Draw:
+        """Returns one draw for all rows, or of several one for each row."""
         return Draw(self.z[number], None if self.words is None else self.words[number], self.unit_std)
 
     def split(self, size: int) -> "list[Draws]":

@@ -70,9 +70,7 @@ class Ranking:
         part = torch.cat([each.to(device, torch.float32) for each in lost]).sqrt()
         for done, x, y in self._batches():
             count = len(y)
-            drawn = model.draw_latents(-(-count // model.components), self.seed, first=done)
-            own = None if drawn.words is None else drawn.words[:count]
-            draw = Draw(drawn.z[:count], own, drawn.unit_std)  # row i has draw i
+            draw = model.draw_latents(-(-count // model.components), self.seed, first=done)[:count]  # row i has draw i
             at = words(address(self.seed, Space.PRUNE, torch.arange(done, done + count, device=device)))
             uniform = numbered_words(at, len(total) + 1) / 2**32
             mask = uniform[:, 1:] < share + (1 - share) * uniform[:, :1]  # from this share of them to all are left

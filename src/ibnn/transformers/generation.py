@@ -115,7 +115,7 @@ def _drawn(model: IBNN, networks: Networks, rows: int, samples: int, seed: int) 
         drawn = model.draw_latents(-(-rows // components), seed)
         index = torch.arange(rows, device=drawn.z.device)
         order = index % components * (len(drawn) // components) + index // components
-        return Draw(drawn.z[order], None if drawn.words is None else drawn.words[order], drawn.unit_std), 1
+        return drawn[order], 1
     drawn = model.draw_latents(samples, seed)
     return drawn.as_rows(rows), len(drawn)
 
