@@ -16,7 +16,7 @@ from ibnn import check
 from ibnn.convert import plan
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, logits_of
 from ibnn.kernels import KERNELS
-from ibnn.kernels.convolution import gradient_by_rows
+from ibnn.kernels.convolution import convolve, rows_pay
 from ibnn.layers.registry import duplicate
 
 _COPIES = 3  # tensors of the posterior's size that σ and the KL "components" keep for their backward pass
@@ -84,7 +84,7 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
     flops = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mkldnn_rnn_layer: _lstm_operations})
     spared: list[int] = []
     for layer in layers:
-        if type(layer) in KERNELS:
+        if KERNELS.get(type(layer)) is convolve:
             layer.register_forward_hook(partial(_count_spared, spared))
     with torch.enable_grad(), torch.random.fork_rng(), saved_bytes(own) as saved, flops:
         output = logits_of(net(*args, **kwargs))
@@ -103,10 +103,10 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
     )
 
 
-def _count_spared(spared: list[int], layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+def _count_spared(spared: list[int], layer: Any, args: tuple[Any, ...], output: Tensor) -> None:
     """Appends the products that a convolution of an input without a gradient spares in its backward pass."""
-    if args and not args[0].requires_grad and gradient_by_rows(layer, output):
-        spared.append(output.numel() * next(layer.parameters())[0].numel())
+    if args and not args[0].requires_grad and rows_pay(layer.weight, output.shape[2:], layer.dilation, layer.groups):
+        spared.append(output.numel() * layer.weight[0].numel())
 
 
 def _lstm_operations(x: torch.Size, weight_ih: torch.Size, weight_hh: torch.Size, *args: Any, **kwargs: Any) -> int:

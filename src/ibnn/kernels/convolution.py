@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ibnn.kernels.autograd import differentiable
 from ibnn.units import Units
@@ -58,7 +58,7 @@ class _Convolution(torch.autograd.Function):
         units: Units | None = ctx.units
         if torch.is_grad_enabled():  # create_graph=True
             return *differentiable(partial(_slow, how, units), inputs, gradients, needed), None, None
-        if not needed[0] and _rows_pay(weight, gradient.shape[2:], how):
+        if not needed[0] and rows_pay(weight, gradient.shape[2:], dilation, groups):
             to_bias = gradient.sum([0, *range(2, gradient.dim())]) if needed[3] else None
             seen = x if units is None else x * units.factors(x, 1 - x.dim(), 0)
             return None, *_by_rows(seen, z, weight, gradient, how), to_bias, None, None
@@ -82,16 +82,8 @@ def _slow(how: How, units: Units | None, x: Tensor, z: Tensor, weight: Tensor, b
 # ------------------------------------------------------------------------------- inputs that need no gradient
 
 
-def gradient_by_rows(layer: Any, output: Tensor) -> bool:
-    """Whether a layer spares the gradient of an input that needs none."""
-    if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return False
-    return _rows_pay(layer.weight, output.shape[2:], (layer.stride, (), layer.dilation, layer.groups))
-
-
-def _rows_pay(weight: Tensor, places: torch.Size, how: How) -> bool:
+def rows_pay(weight: Tensor, places: torch.Size, dilation: tuple[int, ...], groups: int) -> bool:
     """Whether the gradients of the weights of each row are small, and patches can be cut as they are."""
-    _, _, dilation, groups = how
     return groups == 1 and max(dilation) == 1 and weight[0].numel() <= math.prod(places)
 
 
