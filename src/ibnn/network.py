@@ -130,8 +130,8 @@ class IBNN(nn.Module):
         self.init_seed = seed  # decided the latents' start
         self.fresh = False
         self.reseed(seed)
-        for_mean, for_std = noise.initial_noise(self)
-        self.set_posterior(mean=1 + init_std * for_mean, std=noise.initial_std(for_std), unit_std=noise.START)
+        mean, std = noise.initial(self, init_std)
+        self.set_posterior(mean=mean, std=std, unit_std=noise.START)
         self.fresh = True  # until the latents are trained, calibrated, set or loaded: `predict` says so once
         self._pass.at_mean = False  # the start's means are noise around the given network
         self.training = net.training  # of the modules in it, each keeps its own mode

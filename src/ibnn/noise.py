@@ -58,11 +58,6 @@ def depth_factor(latents: Iterable[Latent], draws: DrawsPer) -> float:
     return math.sqrt(LAYERS / sum(c > HARDLY or u > 0 for c, u in zip(channels, units, strict=True)))
 
 
-def initial_std(noise: Tensor) -> Tensor:
-    """Returns the σ that a latent starts with, |N(0.05, 0.02²)|, from standard normals."""
-    return (START + 0.02 * noise).abs()
-
-
 def has_units(model: "IBNN") -> Tensor:
     """Returns whether the units of each layer's input have factors of their own, (layers,)."""
     placed = [latent.placed and model.draws != "channel" for latent in model.latents.values()]
@@ -83,7 +78,8 @@ def divide_noise(model: "IBNN") -> Tensor:
     return unit_std
 
 
-def initial_noise(model: "IBNN") -> tuple[Tensor, Tensor]:
-    """Returns the standard normals behind the initial μ and σ, (K, nodes) each, on the CPU."""
+def initial(model: "IBNN", init_std: float) -> tuple[Tensor, Tensor]:
+    """Returns the μ ~ N(1, σ0²) and σ ~ |N(0.05, 0.02²)| that latents start with, (K, nodes) each, on the CPU."""
     row, seed, nodes = torch.arange(model.components), model.init_seed, model.nodes
-    return normals(address(seed, Space.INIT_MEAN, row), nodes), normals(address(seed, Space.INIT_STD, row), nodes)
+    for_mean, for_std = (normals(address(seed, at, row), nodes) for at in (Space.INIT_MEAN, Space.INIT_STD))
+    return 1 + init_std * for_mean, (START + 0.02 * for_std).abs()
