@@ -37,15 +37,13 @@ def find_batch(net: nn.Module, latents: Mapping[str, "Latent"], call: Call) -> N
         ValueError: If a layer sees no batch, not always in the same place, or its rows in another order.
     """
     layers = {name: net.get_submodule(name) for name in latents}
-    kinds = {name: layer_type(layer) for name, layer in layers.items()}
-    own = {name: kind.batch_axis(layers[name]) for name, kind in kinds.items() if kind and kind.batch_axis}
     with ExitStack() as without_latents:
         for shared in {latent.current_pass for latent in latents.values()}:
             without_latents.enter_context(shared.absent())
-        in_line = not own and _in_line(net)
-        found = {name: Place(0, folds=frozenset({1})) for name in layers} if in_line else places(net, layers, own, call)
+        first = Place(0, folds=frozenset({1}))
+        found = dict.fromkeys(layers, first) if _in_line(net) else places(net, layers, call)
     for name, latent in latents.items():
-        axis, copied, folds = found.get(name, Place(own.get(name, 0)))
+        axis, copied, folds = found[name]
         if folds or not latent.entries_per_row:  # it was called, or not before either
             latent.batch_axis, latent.copied, latent.entries_per_row = axis, copied, latent.entries_per_row | folds
 
@@ -58,20 +56,27 @@ def _in_line(net: nn.Module) -> bool:
         type(m).__module__.startswith("torch.nn.modules.")
         and getattr(m, "start_dim", 1) != 0  # of Flatten
         and not (isinstance(m, nn.Unflatten) and m.dim == 0)
+        and _own_axis(m) is None
         for m in own
     )
 
 
-def places(
-    net: nn.Module, layers: Mapping[str, nn.Module], own: Mapping[str, int], call: Call, *, strict: bool = True
-) -> dict[str, Place]:
-    """Returns where each layer's input has the batch; {} if the network fails, as on another batch length.
+def _own_axis(layer: nn.Module) -> int | None:
+    """Returns the batch axis that a layer determines itself, or None."""
+    kind = layer_type(layer)
+    return kind.batch_axis(layer) if kind and kind.batch_axis else None
+
+
+def places(net: nn.Module, layers: Mapping[str, nn.Module], call: Call, *, strict: bool = True) -> dict[str, Place]:
+    """Returns where each layer's input has the batch: in axis 0, or its own, if none is found, as by a failing network.
 
     The network runs twice in eval mode on batches of two lengths. The axis that grows with the batch is the batch, and
     what it holds says in which order: rows that are added last move nothing that was before them if rows come one by
-    one, and nothing in a copy of the batch if copies do. `own` are axes that layers determine themselves. A layer that
-    sees no batch, or its rows in another order, is an error if `strict`, and else left out.
+    one, and nothing in a copy of the batch if copies do. A layer that sees no batch, or its rows in another order, is
+    an error if `strict`, and else left out.
     """
+    own = {name: axis for name, layer in layers.items() if (axis := _own_axis(layer)) is not None}
+    unknown = {name: Place(own.get(name, 0)) for name in layers}
     rows = batch_length(call)
     added = torch.tensor(ADDED) % rows
     longer = tree_map(lambda t: torch.cat([t, t[added.to(t.device)]]) if t.dim() and len(t) == rows else t, call)
@@ -85,7 +90,7 @@ def places(
             with watch, evaluating(net), torch.no_grad(), torch.random.fork_rng(devices, device_type=device.type):
                 net(*args, **kwargs)
         except Exception:
-            return {}
+            return unknown
         seen.append(looks)
     found: dict[str, Place] = {}
     for name in layers:
@@ -108,7 +113,7 @@ def places(
         axis = fit[0] if calls else own.get(name, 0)
         folds = frozenset(short.shape[axis] // rows for short, _ in calls)
         found[name] = Place(axis, "copies" in orders.get(axis, ()), folds)
-    return found
+    return found or unknown
 
 
 class _Look(NamedTuple):

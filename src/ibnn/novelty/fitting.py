@@ -13,9 +13,8 @@ from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tree_map
-from ibnn.layers.batch_axis import Place, places
+from ibnn.layers.batch_axis import places
 from ibnn.layers.explain import explaining_shapes
-from ibnn.layers.registry import layer_type
 from ibnn.novelty.measure import see
 from ibnn.novelty.nodes import observable
 from ibnn.novelty.reference import MEMORY, WIDEST, Reference, fit_layers, ranks_of, score
@@ -250,11 +249,7 @@ def _batch_axes(net: nn.Module, x: Inputs) -> dict[str, int]:
     """Returns the batch axis in the inputs of each layer that can be observed; layers without one are left out."""
     axes: dict[str, int] = {}
     for prefix, member in net.named_children() if isinstance(net, nn.ModuleList) else [("", net)]:
-        layers = observable(member)
-        kinds = {name: layer_type(layer) for name, layer in layers.items()}
-        own = {name: kind.batch_axis(layers[name]) for name, kind in kinds.items() if kind and kind.batch_axis}
-        found = places(member, layers, own, call_arguments(x), strict=False)
-        found = found or {name: Place(own.get(name, 0)) for name in layers}  # no other batch length fits
+        found = places(member, observable(member), call_arguments(x), strict=False)
         axes |= {f"{prefix}.{name}".strip("."): place.axis for name, place in found.items() if not place.copied}
     return axes
 
