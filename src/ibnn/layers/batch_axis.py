@@ -30,11 +30,7 @@ def find_batch(net: nn.Module, latents: Mapping[str, "Latent"], call: Call) -> N
     """Sets which axis of each latent's input is the batch, and how rows are folded into it.
 
     The network is run twice without latents (see `places`), unless it is a sequence of torch's own layers, which keep
-    the batch first: its first pass, in whatever thread, leaves torch's generator alone. Layers that are not reached are
-    assumed to have the batch in axis 0, or wherever their type declares it; so are all if only this batch size fits.
-
-    Raises:
-        ValueError: If a layer sees no batch, not always in the same place, or its rows in another order.
+    the batch first: its first pass, in whatever thread, leaves torch's generator alone.
     """
     layers = {name: net.get_submodule(name) for name in latents}
     with ExitStack() as without_latents:
@@ -73,7 +69,7 @@ def places(net: nn.Module, layers: Mapping[str, nn.Module], call: Call, *, stric
     The network runs twice in eval mode on batches of two lengths. The axis that grows with the batch is the batch, and
     what it holds says in which order: rows that are added last move nothing that was before them if rows come one by
     one, and nothing in a copy of the batch if copies do. A layer that sees no batch, or its rows in another order, is
-    an error if `strict`, and else left out.
+    an error if `strict`, and else left out. One that is not reached has it in axis 0, too.
     """
     own = {name: axis for name, layer in layers.items() if (axis := _own_axis(layer)) is not None}
     unknown = {name: Place(own.get(name, 0)) for name in layers}
