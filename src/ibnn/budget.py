@@ -26,26 +26,16 @@ class Cost(NamedTuple):
     """Cost of a converted network on one batch.
 
     Products are the multiply–adds of matrix products and convolutions.
-
-    Attributes:
-        weights: Parameters of the network.
-        latents: Parameters that conversion adds: mean and standard deviation of every node and component.
-        plain_bytes: What a training step of the plain network keeps for its backward pass, beside the weights.
-        step_bytes: The same for the converted network.
-        step_products: Products of a training step, forward and backward.
-        predict_bytes: The outputs of all draws.
-        predict_products: Products of `predict`.
-        passes: Forward passes of `predict`, K · S.
     """
 
-    weights: int
-    latents: int
-    plain_bytes: int
-    step_bytes: int
-    step_products: int
-    predict_bytes: int
-    predict_products: int
-    passes: int
+    weights: int  #: Parameters of the network.
+    latents: int  #: Parameters that conversion adds: mean and standard deviation of every node and component.
+    plain_bytes: int  #: What a training step of the plain network keeps for its backward pass, beside the weights.
+    step_bytes: int  #: The same for the converted network.
+    step_products: int  #: Products of a training step, forward and backward.
+    predict_bytes: int  #: The outputs of all draws.
+    predict_products: int  #: Products of `predict`.
+    passes: int  #: Forward passes of `predict`, K · S.
 
     def __str__(self) -> str:
         step = self.step_bytes / max(self.plain_bytes, 1)

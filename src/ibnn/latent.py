@@ -142,14 +142,6 @@ class Latent(nn.Module):
         self.inputs = count
         self.narrow, self.placed = self.axis < -1 and 0 < count < NARROW, self.axis < -1 and count >= NARROW
 
-    def keep(self, nodes: Tensor) -> None:
-        """Leaves out all other nodes."""
-        self.nodes = len(nodes)
-        self.set_inputs(self.nodes)
-        for name, parameter in list(self.named_parameters()):
-            kept = parameter.detach().index_select(1, nodes.to(parameter.device))
-            setattr(self, name, nn.Parameter(kept, requires_grad=parameter.requires_grad))
-
     def hold(self, z: Tensor, unit_factors: Tensor | None = None) -> None:
         """Replaces the distribution by draws z (J, D), u (J, D, …) for an export, which runs J copies of a batch."""
         del self.mean, self.rho

@@ -244,11 +244,7 @@ class IBNN(nn.Module):
     ) -> Draws:
         """Returns the draws that `predict` makes, z (K·S, nodes), component-major; see `draws.predictive` and `banked`.
 
-        Args:
-            samples: S.
-            seed: Decides the draws.
-            components: Which components; default all.
-            first: Index of the first draw of every component.
+        `components` are some of them, default all; `first` is the index of the first of the S draws of each.
         """
         chosen = range(self.components) if components is None else components
         if not len(chosen) or not all(0 <= k < self.components for k in chosen):

@@ -28,11 +28,7 @@ LAYERS = 4  # layers of a network whose units have noise s in each; the noise of
 
 
 def shares(latents: Iterable[Latent], draws: DrawsPer) -> tuple[list[float], list[float]]:
-    """Returns the noise of each layer's channels (or only nodes) and of its units, relative to the network's.
-
-    >>> shares([Latent(1, 16, axis=-3), Latent(1, 3, axis=-3)], "both")
-    ([0.5, 0.001], [1.0, 0.0])
-    """
+    """Returns the noise of each layer's channels (or only nodes) and of its units, relative to the network's."""
     found = [_share(latent, draws) for latent in latents]
     if all(channels == HARDLY and not units for channels, units in found):  # a few channels are all there is
         found = [(1.0, 0.0)] * len(found)
@@ -81,5 +77,5 @@ def divide_noise(model: "IBNN") -> Tensor:
 def initial(model: "IBNN", init_std: float) -> tuple[Tensor, Tensor]:
     """Returns the μ ~ N(1, σ0²) and σ ~ |N(0.05, 0.02²)| that latents start with, (K, nodes) each, on the CPU."""
     row, seed, nodes = torch.arange(model.components), model.init_seed, model.nodes
-    for_mean, for_std = (normals(address(seed, at, row), nodes) for at in (Space.INIT_MEAN, Space.INIT_STD))
-    return 1 + init_std * for_mean, (START + 0.02 * for_std).abs()
+    mean = 1 + init_std * normals(address(seed, Space.INIT_MEAN, row), nodes)
+    return mean, (START + 0.02 * normals(address(seed, Space.INIT_STD, row), nodes)).abs()

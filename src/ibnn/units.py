@@ -43,14 +43,7 @@ pool._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def windows(words: Tensor, entries: int) -> Tensor:
-    """Returns a row of standard normals for each word (R,): (R, entries).
-
-    >>> rows = windows(torch.tensor([5, 6, 5]), 4)
-    >>> bool((rows[0] == rows[2]).all()), bool((rows[0] == rows[1]).any())
-    (True, False)
-    >>> torch.equal(windows(torch.tensor([5 | MIRRORED]), 4)[0], -rows[0])
-    True
-    """
+    """Returns a row of standard normals for each word (R,): (R, entries)."""
     if entries > LONGEST:
         each = numbered_words(words, -(-entries // LONGEST)) | (words & MIRRORED)[:, None]
         return windows(each.flatten(), LONGEST).view(len(words), -1)[:, :entries].contiguous()

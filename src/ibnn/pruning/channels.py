@@ -107,21 +107,14 @@ def is_depthwise(module: nn.Module) -> bool:
 
 
 class _Probe(ExitStack):
-    """Runs a network with NaN in the outputs of a layer.
-
-    Attributes:
-        modules: The layers, and BatchNorm.
-        arrived: Where NaN arrived in the last run, (rows, nodes), for each that was called, in the order of the calls.
-        outs: How many outputs each layer has.
-        products: Multiply–adds of each layer for one row of input.
-    """
+    """Runs a network with NaN in the outputs of a layer."""
 
     def __init__(self, net: nn.Module, x: Inputs) -> None:
         super().__init__()
         self.net, self.source = net, ""
-        self.arrived: dict[str, Tensor] = {}
-        self.outs: dict[str, int] = {}
-        self.products = Counter[str]()
+        self.arrived: dict[str, Tensor] = {}  # where NaN arrived in the last run, (rows, nodes), in the order of calls
+        self.outs: dict[str, int] = {}  # how many outputs each layer has
+        self.products = Counter[str]()  # multiply–adds of each layer for one row of input
         self.modules: dict[str, Any] = {
             name: module
             for name, module in net.named_modules()

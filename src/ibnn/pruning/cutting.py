@@ -192,7 +192,10 @@ def _cut_layer(layer: Any, ins: Tensor, outs: Tensor) -> None:
     """Leaves out all other inputs and outputs of a layer."""
     latent = layer._modules.get("latent")
     if isinstance(latent, Latent) and latent.nodes > len(ins):
-        latent.keep(ins)
+        _pick(latent, "mean", {1: ins})
+        _pick(latent, "rho", {1: ins})
+        latent.nodes = len(ins)
+        latent.set_inputs(len(ins))
     into, out_of = ("in_features", "out_features") if isinstance(layer, nn.Linear) else ("in_channels", "out_channels")
     if (getattr(layer, into), getattr(layer, out_of)) == (len(ins), len(outs)):
         return

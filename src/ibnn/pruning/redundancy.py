@@ -61,11 +61,7 @@ def second_moments(model: IBNN, channels: Channels, batches: Iterable[Inputs]) -
 
 
 def unexplained(moments: Tensor, nodes: int) -> Tensor:
-    """Returns the share of each node's second moment that the others do not explain, in (0, 1].
-
-    >>> unexplained(torch.tensor([[1.0, 0.6], [0.6, 1.0]]), 2)
-    tensor([0.6400, 0.6400])
-    """
+    """Returns the share of each node's second moment that the others do not explain, in (0, 1]."""
     share: Tensor = 1 / (moments.diagonal() * torch.linalg.inv(moments).diagonal())
     return share[:nodes]
 

@@ -22,23 +22,14 @@ Networks = Literal["all", "mean", "each"]
 
 @dataclass(frozen=True)
 class Generation:
-    """Generated sequences, with the uncertainty of each new token in nats; all is 0 after a sequence has ended.
+    """Generated sequences, with the uncertainty of each new token in nats; all is 0 after a sequence has ended."""
 
-    Attributes:
-        sequences: What the network's `generate` returns, with the prompt of a causal model, (B, L).
-        tokens: The new tokens, (B, T).
-        mask: Which of them belong to the sequence, (B, T): those up to its first end token.
-        log_probs: Log-probability of each new token, (B, T).
-        total: Entropy of the mean probabilities before each token, (B, T).
-        aleatoric: Mean entropy of the draws' probabilities, (B, T).
-    """
-
-    sequences: Tensor
-    tokens: Tensor
-    mask: Tensor
-    log_probs: Tensor
-    total: Tensor
-    aleatoric: Tensor
+    sequences: Tensor  #: What the network's `generate` returns, with the prompt of a causal model, (B, L).
+    tokens: Tensor  #: The new tokens, (B, T).
+    mask: Tensor  #: Which of them belong to the sequence, (B, T): those up to its first end token.
+    log_probs: Tensor  #: Log-probability of each new token, (B, T).
+    total: Tensor  #: Entropy of the mean probabilities before each token, (B, T).
+    aleatoric: Tensor  #: Mean entropy of the draws' probabilities, (B, T).
 
     @property
     def epistemic(self) -> Tensor:
