@@ -16,6 +16,7 @@ from ibnn.mixture import Mixture
 from ibnn.normal import Space, address, next_words, normals, normals_of, numbered_words, words
 from ibnn.units import MIRRORED
 
+Part = tuple[int, int]  # of a batch: its first row, and the rows of the whole batch
 KEPT = 2**20  # entries of predictive noise that are worth keeping for the next prediction
 
 
@@ -57,15 +58,7 @@ class Draws:
 
 
 def training(
-    q: Mixture,
-    seed: Tensor,
-    examples: Tensor,
-    *,
-    rows: int,
-    samples: int = 1,
-    spread: bool = False,
-    part: tuple[int, int] | None = None,
-    layers: int = 0,
+    q: Mixture, seed: Tensor, examples: Tensor, *, rows: int, samples: int, spread: bool, part: Part | None, layers: int
 ) -> Draw:
     """Returns a z for each row of S copies of a batch, copy-major: z (S·rows, nodes).
 
@@ -76,7 +69,7 @@ def training(
         rows: Rows of the batch, or of the part of it that is computed here.
         samples: S.
         spread: Sends the copies of an example to different components, not to one.
-        part: (first row, rows of the whole batch) of a part.
+        part: Of a larger batch, if these are not all of its rows.
         layers: How many layers have words; 0 if units have no factors.
     """
     first, total = part or (0, rows)
@@ -106,9 +99,7 @@ def assign(seed: Tensor, examples: Tensor, rows: int, components: int) -> Tensor
     return (shuffle.view(groups, components).argsort(1) + first + examples).flatten()[:rows]
 
 
-def predictive(
-    q: Mixture, seed: int, *, components: Sequence[int], samples: int, first: int = 0, layers: int = 0
-) -> Draws:
+def predictive(q: Mixture, seed: int, *, components: Sequence[int], samples: int, first: int, layers: int) -> Draws:
     """Returns draws first … first + S − 1 of some components, component-major: z (len(components)·S, nodes).
 
     Draw s of component k depends on (seed, k, s) and the posterior alone. Every second component has the noise of the
@@ -133,7 +124,7 @@ def _noise(
         return k.repeat_interleave(samples), normal, own if layers else None
 
 
-def banked(bank: Tensor, seed: int, *, components: Sequence[int], samples: int, first: int = 0) -> Draws:
+def banked(bank: Tensor, seed: int, *, components: Sequence[int], samples: int, first: int) -> Draws:
     """Returns rows of a bank (K, S, nodes) in an order that the seed decides, each once before any comes again."""
     with torch.inference_mode(False):
         k, s = numbers(components, samples, first, bank.device)

@@ -258,7 +258,7 @@ class IBNN(nn.Module):
         return draws.predictive(self.posterior(), seed, **options, layers=self._layers_of_units)
 
     def _training_draws(
-        self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
+        self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: draws.Part | None = None
     ) -> Draw:
         require_mixture(self)
         options: Any = {"rows": rows, "samples": samples, "spread": spread, "part": part}
@@ -435,7 +435,7 @@ class IBNN(nn.Module):
         beta: float = 1.0,
         gamma: float = 0.0,
         spread: bool = False,
-        part: tuple[int, int] | None = None,
+        part: draws.Part | None = None,
     ) -> objective.ELBO:
         """Returns the loss of Algorithm 1 on a batch, and its terms.
 

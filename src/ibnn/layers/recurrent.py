@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 State = tuple[Tensor, ...]  # h, and c of an LSTM, (B, …) each
 Ports = dict[str, Tensor]  # z by port
+Sizes = tuple[int, ...] | None  # how many packed sequences have a first, second, … step; None if they are not packed
 Map = Callable[[Tensor], Tensor]
+Scale = Callable[[Tensor, Tensor], Tensor]  # x, z ↦ z ∘ x
 Step = Callable[[Tensor, State, Map], State]  # from W x + b, the state, and h ↦ W (z ∘ h) + b
 
 _WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -80,14 +82,7 @@ def _run(layer: nn.RNNBase, latent: "Latent", z: Ports, input: Any, hx: Any = No
     return PackedSequence(output, sizes, order, back), _as_given(layer, state)
 
 
-def _layers(
-    layer: nn.RNNBase,
-    scaled: Callable[[Tensor, Tensor], Tensor],
-    z: Ports,
-    x: Tensor,
-    state: State,
-    sizes: tuple[int, ...] | None,
-) -> tuple[Tensor, State]:
+def _layers(layer: nn.RNNBase, scaled: Scale, z: Ports, x: Tensor, state: State, sizes: Sizes) -> tuple[Tensor, State]:
     """Returns outputs and last states, (L · directions, B, H) each, from inputs, z of every row, and initial states."""
     ends: list[State] = []
     for number in range(layer.num_layers):
@@ -95,10 +90,8 @@ def _layers(
             x = F.dropout(x, layer.dropout, layer.training)
         outputs = []
         for reverse in ("", "_reverse")[: 1 + layer.bidirectional]:
-            suffix, first = f"_l{number}{reverse}", tuple(part[len(ends)] for part in state)
-            weights = [getattr(layer, name + suffix, None) for name in _WEIGHTS]
-            own = z["weight_ih" + suffix], z["weight_hh" + suffix]
-            output, end = _direction(layer, scaled, x, *own, weights, first, sizes, bool(reverse))
+            first = tuple(part[len(ends)] for part in state)
+            output, end = _direction(layer, f"_l{number}{reverse}", scaled, z, x, first, sizes)
             outputs.append(output)
             ends.append(end)
         x = torch.cat(outputs, -1) if layer.bidirectional else outputs[0]
@@ -106,25 +99,18 @@ def _layers(
 
 
 def _direction(
-    layer: nn.RNNBase,
-    scaled: Callable[[Tensor, Tensor], Tensor],
-    x: Tensor,
-    z_in: Tensor,
-    z: Tensor,
-    weights: list[Any],
-    first: State,
-    sizes: tuple[int, ...] | None,
-    reverse: bool,
+    layer: nn.RNNBase, suffix: str, scaled: Scale, ports: Ports, x: Tensor, first: State, sizes: Sizes
 ) -> tuple[Tensor, State]:
     """Returns the outputs of all steps, in the form of x (T, B, …) or packed (N, …), and the last state."""
     from ibnn.kernels import runs_here, scan
 
-    step, (w, u, b, b_h) = _step(layer), weights
+    step, reverse = _step(layer), "reverse" in suffix
+    z_in, z = (ports[name + suffix] for name in _WEIGHTS[:2])
+    weights = w, u, b, b_h = [getattr(layer, name + suffix, None) for name in _WEIGHTS]
     lower = torch.is_autocast_enabled(x.device.type)  # the scan works in one precision, and in place
     if layer.mode in ("LSTM", "GRU") and not sizes and not lower and runs_here(x, z_in, z, *weights, *first):
-        return scan.scan(
-            scan.Plan(layer.mode.lower(), reverse, partial(_slow, step, reverse)), x, z_in, z, weights, first
-        )
+        plan = scan.Plan(layer.mode.lower(), reverse, partial(_slow, step, reverse))
+        return scan.scan(plan, x, z_in, z, weights, first)
     gates, product = F.linear(scaled(x, z_in), w, b), _product(z, u, b_h)
     if torch.compiler.is_exporting() and not sizes:
         return _traced_scan(step, gates, first, product, reverse)

@@ -29,7 +29,9 @@ class LayerType:
     ports: Callable[[Any], dict[str, int]]  # number of nodes at each port of a layer, by name
     axis: int  # the node axis of the layer's input, counted from its end
     fold: Callable[[Any, Tensor], dict[str, Tensor]]  # W = U diag(z): the weights with z (D,) multiplied in, by name
-    weights: Callable[[Any], tuple[str, ...]]  # names of the parameters that `fold` replaces
+    weights: Callable[[Any], tuple[str, ...]] = lambda layer: (
+        "weight",
+    )  # names of the parameters that `fold` replaces
     run: Callable[..., Any] | None = None  # of several ports: from layer, latent, z by port (R, D) and arguments
     batch_axis: Callable[[Any], int] | None = None  # of a layer's input, if the layer itself determines it
     fused: bool = False  # whether folding is faster than `run` where one z serves all rows
@@ -236,7 +238,6 @@ REGISTRY[nn.Bilinear] = LayerType(
     ports=lambda layer: {"input1": layer.in1_features, "input2": layer.in2_features},
     axis=-1,
     fold=lambda layer, z: {"weight": layer.weight * z[: layer.in1_features, None] * z[layer.in1_features :]},
-    weights=lambda layer: ("weight",),
     run=_run_bilinear,
 )
 
@@ -249,7 +250,6 @@ REGISTRY[nn.Embedding] = LayerType(
     ports=lambda layer: {"output": layer.embedding_dim},
     axis=-1,
     fold=lambda layer, z: {"weight": layer.weight * z},
-    weights=lambda layer: ("weight",),
     run=_run_embedding,
     optional="looks rows up: has no inputs to multiply (for a latent on its output: include it by name or class)",
 )
