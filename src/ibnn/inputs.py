@@ -54,13 +54,9 @@ def as_tensors(tree: Any, dtype: torch.dtype | None = None) -> Any:
         return tree
     if dtype is None and not isinstance(tree, Tensor):
         dtype = torch.float32
-    return cast(torch.as_tensor(tree), dtype)
-
-
-def cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Returns a tensor of floats in a network's dtype, if either is float64; lower precisions are for autocast."""
+    tensor = torch.as_tensor(tree)
     wide = dtype is not None and tensor.is_floating_point() and torch.float64 in (tensor.dtype, dtype)
-    return tensor.to(dtype) if wide else tensor
+    return tensor.to(dtype) if wide else tensor  # lower precisions are for autocast
 
 
 def slice_rows(tree: Any, part: slice | Tensor, rows: int) -> Any:
@@ -75,13 +71,13 @@ def batch_length(inputs: Any) -> int:
         remedy = "Pass the padded tensor and the lengths, and pack them inside of the network."
         raise TypeError(complaint("x", "tensors with the batch first", "a PackedSequence", remedy))
     first = next((part for part in parts if isinstance(part, Tensor)), None)
-    if first is None or first.dim() == 0 or first.shape[0] == 0:
-        got = f"a {type(inputs).__name__} without tensors" if first is None else f"shape {tuple(first.shape)}"
-        remedy = (
-            "Put the batch in the first dimension." if first is not None else "Pass a tensor, such as torch.tensor(x)."
-        )
-        raise ValueError(complaint("x", "a batch of at least one row", got, remedy))
-    return first.shape[0]  # and not len, which cannot be traced
+    if first is None:
+        got, remedy = f"a {type(inputs).__name__} without tensors", "Pass a tensor, such as torch.tensor(x)."
+    elif first.dim() == 0 or first.shape[0] == 0:
+        got, remedy = f"shape {tuple(first.shape)}", "Put the batch in the first dimension."
+    else:
+        return first.shape[0]  # and not len, which cannot be traced
+    raise ValueError(complaint("x", "a batch of at least one row", got, remedy))
 
 
 def call_arguments(inputs: Inputs) -> Call:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ibnn.diagnosis.checks import CHECKS, Case, Finding, LayerDiagnosis, Severity, non_finite, shown
+from ibnn.diagnosis.checks import CHECKS, Case, Finding, LayerDiagnosis, Severity, non_finite
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
 from ibnn.mixture import CLOSED_FORMS, Mixture, kl_components, kl_pairwise
@@ -38,10 +38,10 @@ class Diagnosis:
         return all(finding.severity == "note" for finding in self.findings)
 
     def __str__(self) -> str:
-        width = max(len("layer"), *(len(shown(row.name)) for row in self.layers))
+        width = max(len("layer"), *(len(row.name or "(net)") for row in self.layers))
         lines = [f"{'layer':<{width}}    nodes  KL share  mean σ  σ/prior  spread of μ  mean |μ−1|"]
         for row in self.layers:
-            start = f"{shown(row.name):<{width}}  {row.nodes:>7,}  {row.kl_share:>8.1%}  {row.std:>6.3f}"
+            start = f"{row.name or '(net)':<{width}}  {row.nodes:>7,}  {row.kl_share:>8.1%}  {row.std:>6.3f}"
             lines.append(f"{start}  {row.std_ratio:>7.2f}  {row.spread:>11.3f}  {row.shift:>10.3f}")
         kl = f"KL {sum(row.kl for row in self.layers):,.1f} nats ({_splitting(self.kl_kind)!r})"
         share = "" if self.epistemic_share is None else f", epistemic share {self.epistemic_share:.1%}"

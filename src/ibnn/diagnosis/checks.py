@@ -80,14 +80,9 @@ class Case:
 Findings = Iterator[Finding | None]
 
 
-def shown(name: str) -> str:
-    """Returns the name of a layer for readers."""
-    return name or "(net)"
-
-
 def _about(names: Sequence[str], severity: Severity, what: str, remedy: str) -> Finding | None:
     """Returns a finding about layers, whose names replace @ in `what`; None if there are none."""
-    listed = ", ".join(repr(shown(name)) for name in names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
+    listed = ", ".join(repr(name or "(net)") for name in names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
     return Finding(severity, names[0], what.replace("@", listed), remedy) if names else None
 
 

@@ -225,8 +225,7 @@ for _axis, _conv in ((-2, nn.Conv1d), (-3, nn.Conv2d), (-4, nn.Conv3d)):
     register_layer(_conv, nodes="in_channels", fold=_fold_convolution, axis=_axis)
 for _axis, _transposed in ((-2, nn.ConvTranspose1d), (-3, nn.ConvTranspose2d), (-4, nn.ConvTranspose3d)):
     register_layer(_transposed, nodes="in_channels", fold=_fold_transposed, axis=_axis)
-_GPT2 = "transformers.pytorch_utils.Conv1D"  # GPT-2's linear layer, (D, out)
-register_layer(_GPT2, nodes="nx", fold=_fold_transposed)
+register_layer("transformers.pytorch_utils.Conv1D", nodes="nx", fold=_fold_transposed)  # GPT-2's linear layer, (D, out)
 
 
 def _run_bilinear(layer: nn.Bilinear, latent: "Latent", z: dict[str, Tensor], input1: Any, input2: Any) -> Tensor:
