@@ -62,15 +62,8 @@ def training(
 ) -> Draw:
     """Returns a z for each row of S copies of a batch, copy-major: z (S·rows, nodes).
 
-    Args:
-        q: The posterior.
-        seed: Of the training run.
-        examples: How many examples were drawn for before.
-        rows: Rows of the batch, or of the part of it that is computed here.
-        samples: S.
-        spread: Sends the copies of an example to different components, not to one.
-        part: Of a larger batch, if these are not all of its rows.
-        layers: How many layers have words; 0 if units have no factors.
+    `examples` is how many were drawn for before, and `layers` how many have words, 0 if units have no factors. With
+    `spread` the copies of an example go to different components, not to one. Rows may be a `part` of a larger batch.
     """
     first, total = part or (0, rows)
     turn = assign(seed, examples, total, len(q.mean))[first : first + rows]

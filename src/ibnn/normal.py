@@ -54,11 +54,7 @@ Address = tuple[Tensor | int, ...]  # its parts broadcast to a column of address
 
 
 def address(*parts: Tensor | int) -> Address:
-    """Returns the address, or the addresses, of these parts: integers, or integer tensors that broadcast.
-
-    >>> words(address(7, Space.PREDICT, torch.arange(2))).shape
-    torch.Size([2])
-    """
+    """Returns the address, or the addresses, of these parts: integers, or integer tensors that broadcast."""
     return parts
 
 
