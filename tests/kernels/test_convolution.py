@@ -30,7 +30,7 @@ def double(*shape: int, grad: bool = True) -> Tensor:
 
 def run_of(layer: Any, units: units.Units | None) -> Callable[..., Tensor]:
     """The layer's output as a function of x, z, weight and bias."""
-    how = layer.stride, layer.padding, layer.dilation, layer.groups
+    how = layer.stride, layer.padding, layer.dilation, False, (0,) * len(layer.stride), layer.groups
     return lambda x, z, w, b=None: convolution._Convolution.apply(x, z, w, b, how, units)
 
 

@@ -16,7 +16,8 @@ from ibnn.kernels.autograd import differentiable
 from ibnn.units import Units
 
 _PATCHES = 2**18  # entries of patches that are made at once
-How = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]  # stride, padding, dilation, groups
+# Stride, padding, dilation, transposed, output padding, groups: as torch's convolutions and their gradients take them.
+How = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, tuple[int, ...], int]
 
 
 def convolve(
@@ -26,7 +27,7 @@ def convolve(
     padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     if axis or x.dim() != len(layer.kernel_size) + 2 or x.shape[1] != z.shape[1] or not padded:
         return None
-    how = layer.stride, layer.padding, layer.dilation, layer.groups
+    how = layer.stride, layer.padding, layer.dilation, False, (0,) * len(layer.stride), layer.groups
     output: Tensor = _Convolution.apply(x, z.view(*z.shape, *[1] * (x.dim() - 2)), weight, bias, how, units)  # type: ignore[no-untyped-call]
     return output
 
@@ -47,25 +48,23 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, z, weight, bias)
         ctx.how, ctx.units = how, units
-        stride, padding, dilation, groups = how
         product, _ = _product(x, z, units)
-        return torch.convolution(product, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
+        return torch.convolution(product, weight, bias, *how)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,), inputs, needed, how = gradients, ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.how
-        (stride, padding, dilation, groups), (x, z, weight, _) = how, inputs
-        units: Units | None = ctx.units
+        (x, z, weight, _), units = inputs, ctx.units
         if torch.is_grad_enabled():  # create_graph=True
             return *differentiable(partial(_slow, how, units), inputs, gradients, needed), None, None
-        if not needed[0] and rows_pay(weight, gradient.shape[2:], dilation, groups):
+        if not needed[0] and rows_pay(weight, gradient.shape[2:], dilation=how[2], groups=how[-1]):
             to_bias = gradient.sum([0, *range(2, gradient.dim())]) if needed[3] else None
             seen = x if units is None else x * units.factors(x, 1 - x.dim(), 0)
             return None, *_by_rows(seen, z, weight, gradient, how), to_bias, None, None
         mask = (needed[0] or needed[1], needed[2], needed[3])
-        more = (weight, [len(weight)], stride, padding, dilation, False, (0,) * len(stride), groups, mask)
         product, noise = _product(x, z, units)
-        to_product, *others = torch.ops.aten.convolution_backward(gradient, product, *more)
+        backward = torch.ops.aten.convolution_backward
+        to_product, *others = backward(gradient, product, weight, [len(weight)], *how, mask)
         if not mask[0]:
             return None, None, *others, None, None
         scaled = to_product if units is None or noise is None else units.times_(to_product, noise)
@@ -74,9 +73,8 @@ class _Convolution(torch.autograd.Function):
 
 
 def _slow(how: How, units: Units | None, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
-    stride, padding, dilation, groups = how
     product = x * z if units is None else x * z * units.factors(x, 1 - x.dim(), 0)
-    return (torch.convolution(product, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups),)
+    return (torch.convolution(product, weight, bias, *how),)
 
 
 # ------------------------------------------------------------------------------- inputs that need no gradient
@@ -106,7 +104,7 @@ def _by_rows(x: Tensor, z: Tensor, weight: Tensor, gradient: Tensor, how: How) -
 
 def _patches(x: Tensor, kernel: torch.Size, how: How) -> Tensor:
     """Returns what each output place sees of inputs, (B, D · kernel, L)."""
-    stride, padding, _, _ = how
+    stride, padding, *_ = how
     if any(padding):
         x = F.pad(x, [n for one in reversed(padding) for n in (one, one)])
     for axis, (size, step) in enumerate(zip(kernel, stride, strict=True), start=2):
