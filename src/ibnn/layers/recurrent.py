@@ -104,9 +104,9 @@ def _direction(
     """Returns the outputs of all steps, in the form of x (T, B, …) or packed (N, …), and the last state."""
     from ibnn.kernels import runs_here, scan
 
-    step, reverse = _step(layer), "reverse" in suffix
     z_in, z = (ports[name + suffix] for name in _WEIGHTS[:2])
-    weights = w, u, b, b_h = [getattr(layer, name + suffix, None) for name in _WEIGHTS]
+    weights: list[Any] = [getattr(layer, name + suffix, None) for name in _WEIGHTS]
+    step, reverse, (w, u, b, b_h) = _step(layer), "reverse" in suffix, weights
     lower = torch.is_autocast_enabled(x.device.type)  # the scan works in one precision, and in place
     if layer.mode in ("LSTM", "GRU") and not sizes and not lower and runs_here(x, z_in, z, *weights, *first):
         plan = scan.Plan(layer.mode.lower(), reverse, partial(_slow, step, reverse))

@@ -42,8 +42,8 @@ def second_moments(model: IBNN, channels: Channels, batches: Iterable[Inputs]) -
 
     with ExitStack() as hooks, torch.no_grad():
         for name in own:
-            hook = model.net.get_submodule(name).register_forward_pre_hook(partial(add, name), prepend=True)
-            hooks.callback(hook.remove)
+            layer = model.net.get_submodule(name)
+            hooks.enter_context(layer.register_forward_pre_hook(partial(add, name), prepend=True))
         for x in batches:
             model.mean_output(x)
     unit_std = dict(zip(model.latents, model.unit_std.tolist(), strict=True))
