@@ -29,9 +29,8 @@ class LayerType:
     ports: Callable[[Any], dict[str, int]]  # number of nodes at each port of a layer, by name
     axis: int  # the node axis of the layer's input, counted from its end
     fold: Callable[[Any, Tensor], dict[str, Tensor]]  # W = U diag(z): the weights with z (D,) multiplied in, by name
-    weights: Callable[[Any], tuple[str, ...]] = lambda layer: (
-        "weight",
-    )  # names of the parameters that `fold` replaces
+    #: Names of the parameters that `fold` replaces.
+    weights: Callable[[Any], tuple[str, ...]] = lambda layer: ("weight",)
     run: Callable[..., Any] | None = None  # of several ports: from layer, latent, z by port (R, D) and arguments
     batch_axis: Callable[[Any], int] | None = None  # of a layer's input, if the layer itself determines it
     fused: bool = False  # whether folding is faster than `run` where one z serves all rows
