@@ -65,5 +65,6 @@ for first in (demo, plan):
 app.add_typer(sets, name="data", rich_help_panel="Explore")
 register(sets, data_list, name="list")
 register(sets, data_get, name="get")
-for command in (train, predict, evaluate, report, prune, export, serve):
+for command in (train, predict, evaluate, report, prune, export):
     register(app, command, panel="Train and predict")
+register(app, serve, panel="Train and predict", has_json=False)

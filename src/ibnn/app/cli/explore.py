@@ -7,7 +7,7 @@ import torch
 import typer
 
 from ibnn import nets
-from ibnn.app.cli.options import Json, NewData
+from ibnn.app.cli.options import NewData
 from ibnn.app.cli.screen import Screen, check_out, misuse, require
 from ibnn.app.cli.train import parsed
 from ibnn.convert import plan as planned
@@ -19,7 +19,6 @@ def demo(
     screen: Screen,
     out: Annotated[Path, typer.Option(help="Folder for figures and results.json.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of splits, weights, order and draws.")] = 0,
-    json: Json = False,
 ) -> None:
     """Trains a plain network and an iBNN on embedded digits; prints two tables and draws two figures. Start here."""
     check_out("--out", out, folder=True)
@@ -29,7 +28,7 @@ def demo(
     screen.note("Trains two networks on 80 digits; this takes some seconds.")
     torch.set_num_threads(1)  # for networks this small, more only wait for each other
     result = run(out, seed)
-    if json:
+    if screen.as_json:
         return screen.json(result)
     screen.table(table(result))
     screen.table(novelty_table(result))
@@ -49,7 +48,6 @@ def plan(
     classes: Annotated[int | None, typer.Option(min=1, help="Default: 10, or 1000 for ImageNet networks.")] = None,
     include: Annotated[_Patterns, typer.Option(help="Layers to convert.", metavar="PATTERN")] = None,
     exclude: Annotated[_Patterns, typer.Option(help="Layers to leave out.", metavar="PATTERN")] = None,
-    json: Json = False,
 ) -> None:
     """Shows what `ibnn.convert` would do to a network: layers, nodes, weights. Allocates nothing.
 
@@ -64,17 +62,17 @@ def plan(
             with torch.device("meta"):
                 made = nets.make(net, count, **options)
         found = planned(made, include=include or None, exclude=exclude or None)
-    if not json:
+    if not screen.as_json:
         return print(found)
     facts = {"net": net, "options": options, "weights": found.weights, "nodes": found.nodes}
     parts = {"layers": found.layers, "skipped": found.skipped}
     screen.json(facts | {name: [vars(entry) for entry in part] for name, part in parts.items()})
 
 
-def data_list(screen: Screen, data: NewData = None, json: Json = False) -> None:
+def data_list(screen: Screen, data: NewData = None) -> None:
     """Lists the data sets, and which of them are present."""
     rows = sets.status(data)
-    if json:
+    if screen.as_json:
         return screen.json([row._asdict() for row in rows])
     cells = [[r.name, "yes" if r.found else "no", f"{r.bytes / 1e6:,.1f}" if r.bytes else "–", r.where] for r in rows]
     screen.table([["name", "present", "MB", "where"], *cells])
@@ -87,7 +85,6 @@ def data_get(
     names: Annotated[list[str], typer.Argument(help="Names of data sets.", autocompletion=sets.names, metavar="NAME…")],
     data: NewData = None,
     mirror: Annotated[str | None, typer.Option(help="Server with NAME/FILE; default: $IBNN_MIRROR.")] = None,
-    json: Json = False,
 ) -> None:
     """Downloads data sets and checks them; keeps those that are present."""
     places = {row.name: row.where for row in sets.status(data)}
@@ -100,4 +97,4 @@ def data_get(
         if name in sets.KNOWN:
             download.get(name, data, mirror=mirror, progress=not screen.quiet)
     where = {name: places[name] for name in names}
-    screen.result(where, "\n".join(f"{name}: {place}" for name, place in where.items()), json)
+    screen.result(where, "\n".join(f"{name}: {place}" for name, place in where.items()))

@@ -8,7 +8,7 @@ import torch
 import typer
 from torch import Tensor
 
-from ibnn.app.cli.options import Data, Device, Json, Model, Net, Novelty, Risk, Samples, Source, TrustCode
+from ibnn.app.cli.options import Data, Device, Model, Net, Novelty, Risk, Samples, Source, TrustCode
 from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse, require
 from ibnn.app.cli.train import show
 from ibnn.baselines import Plain
@@ -34,7 +34,6 @@ def evaluate(
     device: Device = None,
     net: Net = None,
     trust_code: TrustCode = False,
-    json: Json = False,
 ) -> None:
     """Evaluates a run, or a saved model on --test: error, NLL, ECE and Brier score; a run also on changed images.
 
@@ -57,7 +56,7 @@ def evaluate(
     result = {"name": predictor.name, "data": whole.name, **found}
     if run is not None:
         result |= {"data": run.job.data, "costs": run.result["costs"]}
-    screen.json(result) if json else show(screen, result)
+    screen.json(result) if screen.as_json else show(screen, result)
 
 
 def _arrays(path: Path, classes: Any) -> FileTable:
@@ -79,7 +78,6 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders; unfinished runs are skipped.", metavar="RUNS…")],
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Calibration report",
-    json: Json = False,
 ) -> None:
     """Writes one self-contained HTML page about one or more runs: scores, calibration, uncertainty, provenance."""
     require("matplotlib", "jinja2")
@@ -94,7 +92,7 @@ def report(
         raise MisuseError(complaint("RUNS", "folders of finished runs", ", ".join(map(str, runs)), "Run ibnn train."))
     with misuse(FileNotFoundError):  # a folder without its answers
         write_report(done, out, title=title)
-    screen.result({"report": str(out)}, str(out), json)
+    screen.result({"report": str(out)}, str(out))
 
 
 def export(
@@ -105,7 +103,6 @@ def export(
     pixels: Annotated[bool, typer.Option("--pixels", help="The file takes images in [0, 1], not normalised.")] = False,
     example: Annotated[Path | None, typer.Option(help="A .npy or .csv file of inputs, for their shape.")] = None,
     data: Data = None,
-    json: Json = False,
 ) -> None:
     """Writes a model as one ONNX or torch file that answers as `ibnn predict` does, without ibnn.
 
@@ -128,8 +125,8 @@ def export(
     with misuse():
         normal = (kind.mean, kind.std) if pixels else None
         written = write(predictor.model, shown, out, format=format, pixels=normal, metadata=facts, **draws)
-    screen.result(written._asdict() | {"path": str(written.path), "format": format} | draws, str(written.path), json)
-    if not json:
+    screen.result(written._asdict() | {"path": str(written.path), "format": format} | draws, str(written.path))
+    if not screen.as_json:
         screen.note(
             f"{written.bytes:,} bytes, of which {written.draw_bytes:,} are draws; its answers differ from those of "
             f"`ibnn predict` by at most {written.difference:.1g}."

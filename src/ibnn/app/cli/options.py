@@ -12,8 +12,6 @@ from ibnn.app.cli.screen import Screen, misuse
 if TYPE_CHECKING:
     from ibnn.app.predictor import Predictor
 
-Json = Annotated[bool, typer.Option("--json", help="Prints JSON on stdout, and nothing else there.")]
-RunFolder = Annotated[Path, typer.Argument(help="Run folder that `ibnn train` has finished.", metavar="RUN")]
 _MODEL = "Finished run folder, folder of `save_pretrained`, or exported .onnx file."
 Model = Annotated[Path, typer.Argument(help=_MODEL, metavar="MODEL")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Draws per component; default: the job's, or 5.")]

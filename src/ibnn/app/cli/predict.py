@@ -2,7 +2,7 @@
 
 import csv
 import io
-import json as jsons
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ import torch.distributed as dist
 import typer
 
 from ibnn.app import finite, printable
-from ibnn.app.cli.options import Data, Json, Novelty, Risk, Source
+from ibnn.app.cli.options import Data, Novelty, Risk, Source
 from ibnn.app.cli.screen import Screen, check_out, misuse
 from ibnn.app.inputs import batches, listed
 from ibnn.files.atomic import write_atomically
@@ -35,7 +35,6 @@ def predict(
     risk: Risk = 0.05,
     novelty: Novelty = None,
     data: Data = None,
-    json: Json = False,
 ) -> None:
     """Labels images or rows with their uncertainty, and abstains where a label would be wrong too often.
 
@@ -90,7 +89,7 @@ def predict(
             novel = sum(count for reason, count in reasons.items() if "novel" in reason)
             told = {"level": level, "examples": predictor.ranked, "novel": novel}
         result = {"run": predictor.name, "samples": predictor.samples, "seed": predictor.seed}
-        _write(screen, result | {"risk": facts, "novelty": told, "rows": rows}, out, json)
+        _write(screen, result | {"risk": facts, "novelty": told, "rows": rows}, out)
     if not rows or any(texts for _, texts in found):
         raise typer.Exit(1)
 
@@ -108,10 +107,10 @@ def _workers() -> Iterator[tuple[int, int]]:
             dist.destroy_process_group()
 
 
-def _write(screen: Screen, result: dict[str, Any], out: Path | None, json: bool) -> None:
+def _write(screen: Screen, result: dict[str, Any], out: Path | None) -> None:
     file = io.StringIO(newline="")
-    if json:
-        jsons.dump(finite(result), file, indent=1, ensure_ascii=False)
+    if screen.as_json:
+        json.dump(finite(result), file, indent=1, ensure_ascii=False)
         file.write("\n")
     else:
         writer = csv.DictWriter(file, list(result["rows"][0]), lineterminator="\n")
@@ -132,5 +131,5 @@ def _cell(value: Any) -> Any:
         formula = value.startswith(("=", "+", "-", "@", "\t", "\r")) and not number  # a spreadsheet would compute it
         return printable(f"'{value}" if formula else value)
     if isinstance(value, list):
-        return jsons.dumps(value)
+        return json.dumps(value)
     return f"{value:.6g}" if isinstance(value, float) else value

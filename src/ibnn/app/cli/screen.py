@@ -18,6 +18,7 @@ import typer
 from ibnn.app import finite, printable
 from ibnn.errors import DamagedError, complaint
 
+Json = Annotated[bool, typer.Option("--json", help="Prints JSON on stdout, and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Prints results and errors only.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Prints the traceback of an error.")]
 _EXTRAS = dict.fromkeys(("starlette", "uvicorn", "python_multipart"), "serve")
@@ -61,10 +62,10 @@ def require(*packages: str) -> None:
 
 
 class Screen:
-    """Prints for a command; `quiet` omits notes and progress."""
+    """Prints for a command: results as JSON or as text; `quiet` omits notes and progress."""
 
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
+    def __init__(self, quiet: bool, as_json: bool = False) -> None:
+        self.quiet, self.as_json = quiet, as_json
 
     def note(self, text: str) -> None:
         """Prints a line that is not a result to stderr."""
@@ -79,9 +80,9 @@ class Screen:
         """Prints a result; numbers that JSON does not have become null."""
         print(json.dumps(finite(value), indent=1, ensure_ascii=False))
 
-    def result(self, value: Any, text: str, as_json: bool) -> None:
+    def result(self, value: Any, text: str) -> None:
         """Prints a result as JSON or as text."""
-        self.json(value) if as_json else print(printable(text))
+        self.json(value) if self.as_json else print(printable(text))
 
     def table(self, rows: Sequence[Sequence[str]]) -> None:
         """Prints a header and rows; words are aligned left, numbers right."""
@@ -99,25 +100,27 @@ class Screen:
         Console(width=None if sys.stdout.isatty() else 500, highlight=False).print(shown)
 
 
-def register(app: typer.Typer, function: Callable[..., None], *, name: str | None = None, panel: str = "") -> None:
-    """Registers a function, whose first parameter is the screen, as a command with --quiet and --debug.
+def register(
+    app: typer.Typer, function: Callable[..., None], *, name: str | None = None, panel: str = "", has_json: bool = True
+) -> None:
+    """Registers a function, whose first parameter is the screen, as a command with --json, --quiet and --debug.
 
     A parameter whose type is a dataclass stands for an option of each of its fields.
     """
     _, *given = inspect.signature(function, eval_str=True).parameters.values()
     groups: dict[str, Any] = {each.name: each.annotation for each in given if is_dataclass(each.annotation)}
 
-    def command(*, quiet: Quiet = False, debug: Debug = False, **options: Any) -> None:
+    def command(*, json: Json = False, quiet: Quiet = False, debug: Debug = False, **options: Any) -> None:
         with reported(debug):
             for group, made in groups.items():
                 options[group] = made(**{field.name: options.pop(field.name) for field in fields(made)})
-            function(Screen(quiet), **options)
+            function(Screen(quiet, json), **options)
             sys.stdout.flush()
 
     own: list[inspect.Parameter] = []
     for each in given:
         own += inspect.signature(groups[each.name]).parameters.values() if each.name in groups else [each]
-    *shared, _ = inspect.signature(command).parameters.values()
+    *shared, _ = list(inspect.signature(command).parameters.values())[0 if has_json else 1 :]
     keywords = [*(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own), *shared]
     functools.update_wrapper(command, function)
     command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from ibnn import check
-from ibnn.app.cli.options import Data, Json, TrustCode
-from ibnn.app.cli.options import RunFolder as Finished
+from ibnn.app.cli.options import Data, TrustCode
 from ibnn.app.cli.screen import Screen, check_out, misuse
 from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
@@ -91,7 +90,6 @@ def train(
     out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
     data: Data = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Starts over; default: resumes a run that has begun.")] = False,
-    json: Json = False,
 ) -> None:
     """Trains a network, evaluates it once on the test set, and writes a run folder.
 
@@ -105,7 +103,7 @@ def train(
     screen.note(f"{job.method} {job.net} on {job.data}, seed {job.seed}, into {home.path}")
     words = ["ibnn", "train", name, *(w for s in set or [] for w in ("--set", s)), "--out", str(home.path)]
     again = f"To go on: {shlex.join([*words, *(['--data', str(data)] if data else [])])}"
-    _run(screen, job, home, home.path / "first", data, again, json, fresh)
+    _run(screen, job, home, home.path / "first", data, again, fresh)
 
 
 _KEEP = "Share of the multiply–adds of linear layers and convolutions that stays."
@@ -115,13 +113,12 @@ _THIN = "Run folder of the thinner network; default: RUN-KEEP."
 
 def prune(
     screen: Screen,
-    folder: Finished,
+    folder: Annotated[Path, typer.Argument(help="Run folder that `ibnn train` has finished.", metavar="RUN")],
     keep: Annotated[float, typer.Option(help=_KEEP)] = 0.5,
     epochs: Annotated[int, typer.Option(min=1, help=_EPOCHS)] = 5,
     out: Annotated[Path | None, typer.Option(help=_THIN)] = None,
     data: Data = None,
     trust_code: TrustCode = False,
-    json: Json = False,
 ) -> None:
     """Makes the network of a run thinner: fewer channels in its layers, so that it is smaller and faster.
 
@@ -146,12 +143,10 @@ def prune(
         check_out("--out", home.path, folder=True)
     job = job.but(prune={"keep": keep, "epochs": epochs})
     screen.note(f"{folder} to {keep:.0%} of its multiply–adds, epochs: {epochs}, into {home.path}")
-    _run(screen, job, home, folder, data, "The same command goes on.", json, fresh=False)
+    _run(screen, job, home, folder, data, "The same command goes on.", fresh=False)
 
 
-def _run(
-    screen: Screen, job: "Job", home: RunFolder, first: Path, data: Path | None, again: str, as_json: bool, fresh: bool
-) -> None:
+def _run(screen: Screen, job: "Job", home: RunFolder, first: Path, data: Path | None, again: str, fresh: bool) -> None:
     """Runs a job, or reads its finished run, and prints the result; `again` says how to go on if it is interrupted."""
     from ibnn.lab import jobs, parts
 
@@ -175,7 +170,7 @@ def _run(
         except SystemExit as stop:  # the training loop has saved
             screen.note(again)
             raise typer.Exit(stop.code if isinstance(stop.code, int) else 1) from None
-    if as_json:
+    if screen.as_json:
         return screen.json(result)
     show(screen, result)
     place, trust = shlex.quote(str(home.path)), " --trust-code" if job.has_code else ""
