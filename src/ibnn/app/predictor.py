@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ibnn import check
-from ibnn.app.exported import ExportedFile
 from ibnn.app.inputs import BATCH, Kind, Pixels, Tensors
 from ibnn.data.images import shorter_side
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.errors import complaint
 from ibnn.files import model_folder
 from ibnn.files.answering import named
+from ibnn.files.export import ExportedFile
 from ibnn.files.saving import load
 from ibnn.inputs import Inputs
 from ibnn.lab import jobs, parts

@@ -1,4 +1,4 @@
-"""Exports a model and its draws as one file that answers without ibnn, in onnxruntime or torch.
+"""Exports a model and its draws as one file that answers without ibnn, in onnxruntime or torch; reads ONNX files back.
 
 The file holds the weights once and, beside them, the z of the K·S draws, (K·S, nodes) numbers drawn before export. Its
 graph holds the network once, too: the batch is repeated for every draw, and the rows of a draw share its z. So plain
@@ -25,11 +25,14 @@ from ibnn import check
 from ibnn.errors import complaint
 from ibnn.files.answering import Answering, Pixels, named
 from ibnn.files.atomic import write_atomically
+from ibnn.files.sealed import extra
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tensors, tree_map
 from ibnn.layers.explain import explaining_shapes
+from ibnn.likelihood import LIKELIHOODS, Likelihood
 from ibnn.network import IBNN, no_fast_path
 from ibnn.novelty.measure import measure
-from ibnn.prediction import check_fallback, predict
+from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, GaussianPrediction, JointPrediction, Prediction
+from ibnn.prediction.predict import check_fallback, predict
 
 Format = Literal["onnx", "torch"]
 RANKS = 0.01  # difference of p-values that rounding may make, beside that of two ranks
@@ -269,6 +272,51 @@ def run_onnx(session: Any, x: Inputs) -> dict[str, Tensor]:
     outputs = [output.name for output in session.get_outputs()]
     feed = dict(zip(_names(x), (t.numpy() for t in tensors(x)), strict=True))
     return dict(zip(outputs, map(torch.from_numpy, session.run(outputs, feed)), strict=True))
+
+
+class ExportedFile:
+    """An ONNX file that `ibnn.export` wrote: it answers, and says what the predictor needs to know."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Reads the file; raises ValueError if it is no file of `ibnn.export`."""
+        extra("onnxruntime")
+        try:
+            self.session = onnx_session(os.fspath(path))
+            self.facts: dict[str, Any] = json.loads(self.session.get_modelmeta().custom_metadata_map[FACTS])
+        except Exception as error:  # whatever onnxruntime finds wrong with it
+            got = f"{path} ({type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else '–'})"
+            raise ValueError(complaint("MODEL", "an .onnx file that ibnn.export wrote", got, "Export it.")) from error
+        inputs, novelty = self.session.get_inputs(), self.facts.get("p_value") or {}
+        self.shapes = {each.name: list(each.shape[1:]) for each in inputs}  # axes of any length are names
+        self.whole = "int" in inputs[0].type  # takes integers
+        self.components: int = self.facts["components"]
+        self.ranked: int | None = novelty.get("held_out")  # held-out inputs that p-values are ranks among
+        self.fallback: float | None = novelty.get("fallback")  # p-value below which answers are mixed with base rates
+        name = self.facts["likelihood"].removeprefix("OnePass")
+        self.likelihood: Likelihood | None = next((c() for c in LIKELIHOODS.values() if c.__name__ == name), None)
+
+    def predict(self, x: Inputs) -> Prediction:
+        """Returns the answers for a batch. Intervals of a regression are those of one Gaussian."""
+        return self._prediction(run_onnx(self.session, x))
+
+    def _prediction(self, found: dict[str, Tensor]) -> Prediction:
+        novelty: dict[str, Any] = {"p_value": found.pop("p_value", None), "ranked": self.ranked or 0}
+        if "aleatoric" not in found:  # several heads: "age.mean" and so on
+            heads: dict[str, dict[str, Tensor]] = {}
+            for name, value in found.items():
+                head, _, output = name.rpartition(".")
+                heads.setdefault(head, {})[output] = value
+            return JointPrediction({head: self._prediction(values) for head, values in heads.items()}, **novelty)
+        aleatoric, epistemic = found["aleatoric"], found["epistemic"].clamp_min(0)
+        none, unknown = torch.zeros_like(epistemic), torch.full_like(epistemic, torch.nan)
+        if "mean" in found:
+            mean, std = found["mean"], found["std"]
+            return GaussianPrediction(mean, aleatoric, epistemic, none, unknown, mean[None], std[None], **novelty)
+        probs = found["probabilities"]
+        parts = (probs, probs.log(), aleatoric, epistemic, none, torch.full_like(probs, torch.nan))
+        if probs.shape == aleatoric.shape:
+            return BernoulliPrediction(*parts, torch.log1p(-probs), **novelty)
+        return CategoricalPrediction(*parts, **novelty, axis=1 if probs.shape[2:] == aleatoric.shape[1:] else -1)
 
 
 def file_answers(format: str, content: bytes, x: Inputs) -> dict[str, Tensor]:
