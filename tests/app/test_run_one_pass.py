@@ -102,7 +102,7 @@ def test_an_interrupted_distillation_leaves_the_run_as_it_was(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(one_pass, "store", stop)  # at the last moment
+    monkeypatch.setattr(one_pass, "save_pretrained", stop)  # at the last moment
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     call("predict", copy, images, "--one-pass", code=130)
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before

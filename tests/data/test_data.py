@@ -318,7 +318,7 @@ def test_parts_of_impossible_size(rows: int) -> None:
 def test_a_subset_may_be_all() -> None:
     split = made(50)
     assert torch.equal(subset(split, 50, 0).images, split.images)
-    with pytest.raises(ValueError, match=r"`n` .*51"):
+    with pytest.raises(ValueError, match=r"`examples` .*51"):
         subset(split, 51, 0)
 
 

@@ -1,7 +1,7 @@
 """Corrupts images: degraded by known severities, to test whether a network notices.
 
-Pure functions. Randomness is addressed by seed, kind and index of the image, where `first` is the index of the first
-one. So an image gets the same noise in every batch and at every severity.
+Pure functions. Randomness is addressed by seed, kind and index of the image. So an image gets the same noise in every
+batch and at every severity.
 """
 
 import math
@@ -26,19 +26,14 @@ KINDS = tuple(SEVERITIES)
 
 
 def corrupt(pixels: Tensor, kind: str, severity: int, *, seed: int = 0, first: int = 0) -> Tensor:
-    """Corrupts images (B, C, H, W) with values in [0, 1], which stay in [0, 1].
+    """Corrupts images (B, C, H, W) with values in [0, 1], which stay in [0, 1], at a severity from 1 to 5.
+
+    `first` is the index of the first image in its set; `seed` decides noise and the directions of rotations.
 
     >>> pixels = torch.rand(4, 3, 32, 32)
     >>> whole = corrupt(pixels, "noise", 3)
     >>> torch.equal(whole[2:], corrupt(pixels[2:], "noise", 3, first=2))
     True
-
-    Args:
-        pixels: Images before normalising.
-        kind: One of `KINDS`.
-        severity: From 1 to 5.
-        seed: Decides noise and the directions of rotations.
-        first: Index of the first image in its set.
     """
     check.choice("kind", kind, KINDS)
     check.integer("severity", severity, most=5, remedy="Pass severity=3.")

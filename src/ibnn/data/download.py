@@ -18,12 +18,8 @@ RETRIES = 3  # after a failure
 def get(name: str, folder: str | Path | None = None, *, mirror: str | None = None, progress: bool = True) -> Path:
     """Downloads a set, unless it is there and its checksums are right, and returns the folder of its files.
 
-    Args:
-        name: One of `ibnn.data.names()`.
-        folder: Where sets are; default IBNN_DATA or `data`.
-        mirror: Address of a server with NAME/FILE, in place of the publishers' (checksums stay theirs); default
-            IBNN_MIRROR.
-        progress: Shows a bar, in a terminal.
+    It is put into `folder`, by default IBNN_DATA or `data`. `mirror` is the address of a server with NAME/FILE, by
+    default IBNN_MIRROR, in place of the publishers'; checksums stay theirs.
     """
     root, entry = data_folder(folder), known(name)
     place = root / entry.where

@@ -110,12 +110,9 @@ def data_folder(folder: str | Path | None = None) -> Path:
 
 
 def load(name: str, folder: str | Path | None = None, *, size: int = 224) -> DataSet:
-    """Reads a known set, or a folder of images in the data folder: NAME/train/CLASS/… and NAME/val/CLASS/….
+    """Reads a known set, or a folder of images in the data folder (see `data_folder`).
 
-    Args:
-        name: One of `names()`, or that of a folder of images, such as "imagenet".
-        folder: Where sets are; see `data_folder`.
-        size: Height and width that images of a folder are resized to.
+    Such a folder has NAME/train/CLASS/… and NAME/val/CLASS/…; its images become `size` pixels high and wide.
     """
     root = data_folder(folder)
     if name not in KNOWN and (root / name / "train").is_dir():
@@ -145,18 +142,18 @@ def status(folder: str | Path | None = None) -> tuple[Status, ...]:
     return (*rows, *(Status(name, True, 0, "ibnn") for name in TABLES))
 
 
-def subset(split: Rows, n: int, seed: int) -> Rows:
-    """Returns `n` random rows, each class in proportion to within one row, in their original order.
+def subset(split: Rows, examples: int, seed: int) -> Rows:
+    """Returns so many random rows, each class in proportion to within one row, in their original order.
 
     >>> split = Split(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), torch.arange(100) % 4)
     >>> subset(split, 10, seed=0).labels.bincount().tolist()
     [3, 3, 2, 2]
     """
-    check.integer("n", n, most=len(split.labels), remedy="There are no more rows to choose.")
-    return split.part(stratified(split.labels, n, seed).nonzero()[:, 0])
+    check.integer("examples", examples, most=len(split.labels), remedy="There are no more rows.")
+    return split.part(stratified(split.labels, examples, seed).nonzero()[:, 0])
 
 
-def hold_out(split: Rows, rows: int, seed: int) -> tuple[Rows, Rows]:
+def hold_out(split: Rows, valid: int, seed: int) -> tuple[Rows, Rows]:
     """Returns a stratified (train, held-out) split; the held-out rows are those of `subset`.
 
     >>> split = Split(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), torch.arange(100) % 4)
@@ -164,8 +161,8 @@ def hold_out(split: Rows, rows: int, seed: int) -> tuple[Rows, Rows]:
     >>> train.labels.bincount().tolist(), valid.labels.bincount().tolist()
     ([20, 20, 20, 20], [5, 5, 5, 5])
     """
-    check.integer("rows", rows, most=len(split.labels) - 1, remedy="There are no more rows to choose.")
-    out = stratified(split.labels, rows, seed)
+    check.integer("valid", valid, most=len(split.labels) - 1, remedy="There are no more rows.")
+    out = stratified(split.labels, valid, seed)
     return split.part((~out).nonzero()[:, 0]), split.part(out.nonzero()[:, 0])
 
 

@@ -31,7 +31,8 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        with open(path, "r+", opener=_open_lock) as file:
+        # a link is refused: it could name any file, and this one is overwritten
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -57,11 +58,6 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
             finally:
                 path.unlink(missing_ok=True)  # while the lock is held, so that others who opened it notice
             return
-
-
-def _open_lock(path: str, flags: int) -> int:
-    """Opens a lock file, which is overwritten; raises if it is a link, which could name any file."""
-    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
 
 
 @contextmanager

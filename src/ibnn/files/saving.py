@@ -193,9 +193,7 @@ def _build(config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         raise ValueError(complaint("net", expected, None, remedy))
 
     def part(name: str, options: Mapping[str, Any] = {}) -> nn.Module:
-        if name == "affine":
-            return Affine(**{key: torch.tensor(value) for key, value in options.items()})
-        return nets.make(name, **options)
+        return Affine(**options) if name == "affine" else nets.make(name, **options)
 
     def built() -> nn.Module:
         made = [part(**described) for described in parts]

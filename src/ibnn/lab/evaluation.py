@@ -109,16 +109,10 @@ def evaluate(
     shifted: int = SHIFTED,
     data_folder: str | Path | None = None,
 ) -> Evaluation:
-    """Measures a trained method on the test images or points of a set.
+    """Measures a trained method on the test images or points of a set, which informed no choice.
 
-    Args:
-        model: The method.
-        whole: Data set whose test split informed no choice.
-        valid: Held-out images or points, for temperature scaling; None leaves it out.
-        samples: Draws per component.
-        fallback: p-value of novelty below which answers are mixed with the base rates, as in `predict`.
-        shifted: How many of the test images are corrupted.
-        data_folder: Where the images of another kind are; default as `ibnn.data.load`.
+    `valid` are held-out images or points for temperature scaling; None leaves it out. `shifted` of the test images are
+    corrupted, and those of another kind are in the data folder, if anywhere. `fallback` is as in `predict`.
     """
     own = float(model.likelihood.temperature)
     scaled = own if valid is None else find_temperature(model, valid, samples=samples)

@@ -16,7 +16,7 @@ from ibnn.lab.evaluation import evaluate, scores_of
 from ibnn.lab.job import Job
 from ibnn.lab.methods import METHODS
 from ibnn.lab.parts import Splits, architecture, make_method, prepare
-from ibnn.lab.runs import ANSWERS, JOB, RESULT, TABLE, RunFolder, versions
+from ibnn.lab.runs import ANSWERS, JOB, ONE_PASS, RESULT, TABLE, RunFolder, versions
 from ibnn.network import IBNN, STATE
 from ibnn.novelty.fitting import ROWS
 from ibnn.prediction import check_level
@@ -40,18 +40,10 @@ def run(
 ) -> dict[str, Any]:
     """Trains, evaluates once on the test set, and writes the run folder; resumes where it was stopped.
 
-    Args:
-        job: What to run.
-        folder: The run folder; waits for another process that uses it.
-        data_folder: Where the data sets are; default as `ibnn.data.load`.
-        splits: The data, if they are loaded already.
-        first_folder: The run folder of the training that comes first (of the plain network, or of the one to prune);
-            default one next to `folder`, named by the key of that job, so that runs share it.
-        quiet: Shows nothing.
-        held: Whether the caller holds the lock of the folder (`ibnn.lab.runs.RunFolder.lock`).
-
-    Returns:
-        The content of result.json; a job that has finished is not run again.
+    Returns the content of result.json; a job that has finished is not run again. If another process uses the folder,
+    waits for it, unless the caller holds the folder's lock (`held`). `splits` are the data, if they are loaded already.
+    `first_folder` is that of the training that comes first (of the plain network, or of the one to prune); by default
+    one next to `folder`, named by the key of that job, so that runs share it.
     """
     home = RunFolder(Path(folder))
     if (found := finished(job, home)) is not None:  # before the lock: the folder may be read-only
@@ -77,8 +69,7 @@ def run(
                 _begin(job, splits, home)
         cast(nn.Module, model).to(job.device)
         history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
-        how = None if job.prune else architecture(job, len(splits.whole.classes), splits.units)
-        save_pretrained(model, home.path, architecture=how)  # type: ignore[arg-type]
+        save_pretrained(model, home.path, architecture=architecture(job, splits))  # type: ignore[arg-type]
         options: dict[str, Any] = {"samples": job.samples, "fallback": job.fallback, "data_folder": data_folder}
         measured = evaluate(model, splits.whole, splits.valid, **options)
         home.write(ANSWERS, safetensors.torch.save(measured.answers))
@@ -86,7 +77,7 @@ def run(
             facts["pruned"]["held_out"].append(scores_of(model, splits.valid, samples=job.samples))
         if job.one_pass:
             student = one_pass.distilled(model, job, splits, quiet=quiet)
-            one_pass.store(student, job, splits, home)
+            save_pretrained(student, home.path / ONE_PASS, architecture=architecture(job, splits))
             facts["one_pass"] = one_pass.measured(student, splits)
         kept = f" {job.prune['keep']:.0%}" if job.prune else ""
         result = {
@@ -184,10 +175,8 @@ class Run(NamedTuple):
 def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
     """Returns the job, the trained method in eval mode, and the result of a run folder.
 
-    Args:
-        folder: The run folder.
-        trust_code: Imports a network that the run names as "package.module:function" from the current folder, and so
-            runs code; without it such a run is refused.
+    With `trust_code`, a network that the run names as "package.module:function" is imported from the current folder,
+    which runs code; without it such a run is refused.
     """
     home = RunFolder(Path(folder))
     home.require()

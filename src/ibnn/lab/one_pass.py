@@ -27,12 +27,6 @@ def distilled(model: Any, job: Job, splits: Splits, *, quiet: bool) -> OnePass:
     return student
 
 
-def store(student: OnePass, job: Job, splits: Splits, home: RunFolder) -> None:
-    """Saves a student in its run folder, whole or not at all."""
-    how = None if job.prune else architecture(job, len(splits.whole.classes), splits.units)
-    save_pretrained(student, home.path / ONE_PASS, architecture=how)
-
-
 def measured(student: OnePass, splits: Splits) -> dict[str, Any]:
     """Returns the test scores of a student, and how far it is from the draws on inputs that it was not taught."""
     whole: Any = splits.whole
@@ -55,5 +49,5 @@ def of_run(
     splits = make_data(run.job, data, run.units)
     student = distilled(model, run.job, splits, quiet=note is None)
     with suppress(OSError):  # a read-only folder
-        store(student, run.job, splits, home)
+        save_pretrained(student, folder, architecture=architecture(run.job, splits))
     return student

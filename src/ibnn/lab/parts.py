@@ -59,10 +59,8 @@ def make_data(job: Job, folder: str | Path | None = None, units: Units = None) -
     whole = data.load(job.data, folder, size=job.image_size or (shape[-1] if len(shape) == 3 else 224))
     train, held_out = whole.train, None
     if job.examples is not None:
-        check.integer("examples", job.examples, most=len(train.labels), remedy="There are no more rows.")
         train = data.subset(train, job.examples, seed=0)
     if job.valid:
-        check.integer("valid", job.valid, most=len(train.labels) - 1, remedy="There are no more rows.")
         train, held_out = data.hold_out(train, job.valid, seed=0)
     images = data.Images(train, mean=whole.mean, std=whole.std, augment=job.augment, flip=whole.flip)
     return Splits(images, data.Images(held_out, mean=whole.mean, std=whole.std) if held_out else None, whole)
@@ -113,8 +111,11 @@ def _make_net(job: Job, classes: int, units: Units, start: State | None = None, 
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def architecture(job: Job, classes: int, units: Units) -> dict[str, Any] | list[dict[str, Any]]:
-    """Returns how `ibnn.load` builds the plain network of a job (see `save_pretrained`)."""
+def architecture(job: Job, splits: Splits) -> dict[str, Any] | list[dict[str, Any]] | None:
+    """Returns how `ibnn.load` builds the plain network of a job (see `save_pretrained`); None for a thinned one."""
+    if job.prune is not None:
+        return None
+    classes, units = len(splits.whole.classes), splits.units
     named: dict[str, Any] = {"name": job.net, "options": {"classes": classes or 1, **_net_options(job, units)}}
     if units is None:
         return named

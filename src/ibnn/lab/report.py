@@ -22,12 +22,7 @@ _STYLE = {"font.size": 10, "axes.grid": True, "grid.color": "#E4E4E4", "grid.lin
 
 
 def write_report(runs: Sequence[Path], out: Path, *, title: str = "Calibration report") -> None:
-    """Reads run folders and writes the page; if anything is wrong with a folder, writes nothing.
-
-    Args:
-        runs: Folders of finished runs.
-        out: The page's file; missing folders are created.
-        title: The page's heading.
+    """Reads folders of finished runs and writes the page; if anything is wrong with a folder, writes nothing.
 
     >>> write_report([], Path("report.html"))
     Traceback (most recent call last):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ibnn import nets
+from ibnn import check, nets
 from ibnn.app.cli.options import NewData
 from ibnn.app.cli.screen import Screen, check_out, misuse, require
 from ibnn.app.cli.train import parsed
@@ -91,8 +91,7 @@ def data_get(
     with misuse():
         download.server(mirror)
         for name in names:
-            if name not in places:
-                sets.known(name)  # raises
+            check.choice("NAME", name, places)
     for name in names:
         if name in sets.KNOWN:
             download.get(name, data, mirror=mirror, progress=not screen.quiet)

@@ -52,6 +52,7 @@ class Service:
         waiting = max(MOST, min(WAITING, BYTES // (4 * predictor.kind.size)))  # float32
         self._batcher = Batcher(self._answer, most=MOST, waiting=waiting, rows=batch_length)
         self.ask = self._batcher.submit  # returns the future rows, one for each input
+        self.close = self._batcher.close  # answers the waiting questions
         self.draining = False  # whether the service is about to end
 
     def _answer(self, parts: Any) -> list[list[Row]]:
@@ -81,10 +82,6 @@ class Service:
     def drain(self) -> None:
         """Refuses new questions from now on; those that wait are answered."""
         self.draining = True
-
-    def close(self) -> None:
-        """Answers the waiting questions."""
-        self._batcher.close()
 
     def health(self) -> dict[str, Any]:
         """Returns what is served, where it abstains, and whether inputs have shifted."""
