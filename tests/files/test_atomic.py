@@ -29,7 +29,7 @@ def test_waiting_is_told_once_and_with_the_process(tmp_path: Path) -> None:
     waits, order = threading.Event(), []
 
     def second() -> None:
-        with locked(tmp_path / ".lock", waiting=lambda process: (told.append(process), waits.set())):
+        with locked(tmp_path / ".lock", note=lambda text: (told.append(text), waits.set())):
             order.append("second")
 
     with locked(tmp_path / ".lock"):
@@ -39,7 +39,7 @@ def test_waiting_is_told_once_and_with_the_process(tmp_path: Path) -> None:
         order.append("first")
     thread.join(30)
     assert order == ["first", "second"]
-    assert told == [str(os.getpid())]
+    assert told == [f"{tmp_path} is in use: waiting for process {os.getpid()} to finish."]
     assert not list(tmp_path.iterdir())
 
 

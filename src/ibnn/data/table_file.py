@@ -125,16 +125,8 @@ def read_table(
     """Reads a table and sets its test rows apart.
 
     Without `task`, words in the target are classes, and so are whole numbers if at most 20 are distinct; other numbers
-    are predicted as numbers. Words among numbers are refused.
-
-    Args:
-        path: The file.
-        target: Name of the column to predict.
-        name: What to call the table; default the path.
-        task: "classes" or "numbers", whatever the target looks like.
-        ignore: Names of columns that are neither inputs nor target.
-        test_share: Share of the rows that are for testing, the same in each class.
-        sha256: Checksum that the file must have.
+    are predicted as numbers. Words among numbers are refused. Columns to `ignore` are neither inputs nor target. The
+    share of the rows that are for testing is the same in each class. `sha256` is the checksum that the file must have.
     """
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()

@@ -26,7 +26,6 @@ class Points(Dataset[tuple[Tensor, Tensor]]):
         return self.x[index], self.y[index]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns a batch."""
         return self[torch.as_tensor(indices)]
 
 

@@ -102,7 +102,6 @@ class Answering(nn.Module):
     def __init__(
         self, model: Any, samples: int, seed: int, pixels: Pixels | None, novelty: bool, fallback: float | None = None
     ) -> None:
-        """Takes a model and the options of `export`."""
         super().__init__()
         self.name, self.components = type(model).__name__, model.components
         self.pixels, self.fallback = pixels, fallback

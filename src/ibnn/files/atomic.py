@@ -17,10 +17,10 @@ _REMEDY = "Correct the file, or copy it again if it was damaged."
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | None = None) -> Iterator[bool]:
+def locked(path: Path, *, wait: bool = True, note: Callable[[str], None] | None = None) -> Iterator[bool]:
     """Holds a lock file; yields False, without waiting, if `wait` is False and another process has it.
 
-    The file contains the process id, with which `waiting` is called once before waiting. On release it is removed. A
+    The file contains the process id; `note` is told before waiting for that process. On release the file is removed. A
     killed process leaves it behind, but not the lock. Without file locks (Windows, some network file systems) nothing
     is held.
     """
@@ -39,9 +39,10 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
                 if not wait:
                     yield False
                     return
-                if waiting is not None:
-                    waiting(file.read().strip())
-                    waiting = None
+                if note is not None:
+                    process = file.read().strip() or "that has it"
+                    note(f"{path.parent} is in use: waiting for process {process} to finish.")
+                    note = None
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:

@@ -47,13 +47,8 @@ class RunFolder:
     path: Path
 
     def lock(self, *, wait: bool = True, note: Callable[[str], None] | None = None) -> AbstractContextManager[bool]:
-        """Keeps other processes from writing the folder, as `locked` does; `note` is told before waiting."""
-
-        def waiting(process: str) -> None:
-            if note is not None:
-                note(f"{self.path} is in use: waiting for process {process or 'that has it'} to finish.")
-
-        return locked(self.path / ".lock", wait=wait, waiting=waiting)
+        """Keeps other processes from writing the folder, as `locked` does."""
+        return locked(self.path / ".lock", wait=wait, note=note)
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a file, whole or not at all."""

@@ -182,8 +182,7 @@ class Session:
         saved = latest(place) if resume else None
         finished = saved is not None and saved.facts["progress"]["finished"]
         if self.engine.main and not finished:
-            warning = "%s is in use: waiting for process %s to finish."
-            held.enter_context(locked(place / ".lock", waiting=lambda process: log.warning(warning, folder, process)))
+            held.enter_context(locked(place / ".lock", note=log.warning))
             for path in () if resume else paths(place):
                 path.unlink()
         self.engine.accelerator.wait_for_everyone()
