@@ -15,7 +15,7 @@ import ibnn
 from ibnn import data
 from ibnn.app.predictor import Predictor
 from ibnn.files.saving import save_pretrained
-from ibnn.lab import jobs, one_pass, parts
+from ibnn.lab import jobs, parts
 from ibnn.lab.job import Job
 from ibnn.lab.runs import RunFolder
 
@@ -102,7 +102,7 @@ def test_an_interrupted_distillation_leaves_the_run_as_it_was(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(one_pass, "save_pretrained", stop)  # at the last moment
+    monkeypatch.setattr(jobs, "save_pretrained", stop)  # at the last moment
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     call("predict", copy, images, "--one-pass", code=130)
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
@@ -114,7 +114,7 @@ def test_a_read_only_run_is_distilled_in_memory(run: Path, tmp_path: Path, monke
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(one_pass, "save_pretrained", refuse)  # root may write
+    monkeypatch.setattr(jobs, "save_pretrained", refuse)  # root may write
     call("predict", copy, np_zeros(tmp_path), "--one-pass")
     assert not (copy / "one-pass").exists()
 

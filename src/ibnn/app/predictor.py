@@ -21,7 +21,6 @@ from ibnn.files.export import ExportedFile
 from ibnn.files.saving import load
 from ibnn.inputs import Inputs
 from ibnn.lab import jobs, parts
-from ibnn.lab import one_pass as students
 from ibnn.lab.evaluation import held_out_rows
 from ibnn.lab.imported_net import find
 from ibnn.lab.runs import RunFolder
@@ -56,8 +55,7 @@ class Predictor:
     seed: int = 0  # of the draws
     fallback: float | None = None  # p-value below which answers are mixed with the base rates
     valid: Labelled | None = None  # labelled inputs that decide where to abstain
-    home: RunFolder | None = None  # of a run, and its content
-    run: jobs.Run | None = None
+    run: jobs.Run | None = None  # what it was read from, if that is a run
 
     def __post_init__(self) -> None:
         """Raises for a number of draws or a fallback that the model cannot have."""
@@ -105,24 +103,24 @@ class Predictor:
         if is_saved:
             made = cls._of_save(model, net, samples=samples or SAMPLES, **draws)
         else:
-            made = cls._of_run(model, samples, trust_code, draws)
+            run = jobs.read_run(model, trust_code=trust_code)
+            made = cls._of_run(run, samples, draws)
             if one_pass:
-                made = replace(made, model=students.of_run(made.run, RunFolder(model), data, note), samples=1)
+                made = replace(made, model=run.student(data, note), samples=1)
         made.model.to(device)
         return made
 
     @classmethod
-    def _of_run(cls, folder: Path, samples: int | None, trust_code: bool, draws: dict[str, Any]) -> Self:
-        run, home = jobs.read_run(folder, trust_code=trust_code), RunFolder(folder)
+    def _of_run(cls, run: jobs.Run, samples: int | None, draws: dict[str, Any]) -> Self:
         data, units = run.job.data, run.units
         kind: Kind
         if units is not None:
             kind = Tensors(columns=units.columns, named=units.sha256 is not None)
         else:
-            shape = tuple(home.answers()["shown/images"].shape[1:])
+            shape = tuple(run.home.answers()["shown/images"].shape[1:])
             mean, std = (KNOWN[data].mean, KNOWN[data].std) if data in KNOWN else PHOTOGRAPHS
             kind = Pixels(shape, mean, std, None if data in KNOWN else shorter_side(shape[1]))
-        draws |= {"samples": samples or run.job.samples, "home": home, "run": run}
+        draws |= {"samples": samples or run.job.samples, "run": run}
         classes = tuple(map(str, run.result["classes"]))
         return cls(run.result["name"], run.model, kind, classes, run.job.target, **draws)
 
@@ -267,9 +265,9 @@ class Predictor:
 
         Of other models, those for the labelled inputs that they were given, if any; none for numbers.
         """
-        if not self.labels or self.run is None or self.home is None:
+        if not self.labels or self.run is None:
             return self._measured(*self.valid) if self.labels and self.valid is not None else None
-        job, stored = self.run.job, self.home.answers()
+        job, stored = self.run.job, self.run.home.answers()
         if not job.valid:
             return None
         draws = self.samples, self.seed, self.fallback, isinstance(self.model, OnePass)

@@ -1,24 +1,26 @@
 """Trains and evaluates a job into a run folder, and reads run folders back."""
 
 import logging
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import safetensors.torch
+import torch
 from torch import nn
 
-from ibnn.data import TABLES, Standardisation
+from ibnn.data import TABLES, DataSet, Images, Standardisation
 from ibnn.errors import DamagedError, complaint
-from ibnn.files.saving import save_pretrained
-from ibnn.lab import one_pass
+from ibnn.files.saving import load, save_pretrained
 from ibnn.lab.evaluation import evaluate, scores_of
 from ibnn.lab.job import Job
 from ibnn.lab.methods import METHODS
-from ibnn.lab.parts import Splits, architecture, make_method, prepare
-from ibnn.lab.runs import ANSWERS, JOB, ONE_PASS, RESULT, TABLE, RunFolder, versions
+from ibnn.lab.parts import Splits, architecture, make_data, make_method, prepare
+from ibnn.lab.runs import ANSWERS, CONFIG, JOB, ONE_PASS, RESULT, TABLE, RunFolder, versions
 from ibnn.network import IBNN, STATE
-from ibnn.novelty.fitting import ROWS
+from ibnn.novelty.fitting import ROWS, fit_novelty_if_possible
+from ibnn.one_pass import OnePass, distil, mean_network
 from ibnn.prediction import check_level
 from ibnn.pruning import prune, resize
 from ibnn.training.history import History
@@ -76,9 +78,9 @@ def run(
         if facts and splits.valid is not None:
             facts["pruned"]["held_out"].append(scores_of(model, splits.valid, samples=job.samples))
         if job.one_pass:
-            student = one_pass.distilled(model, job, splits, quiet=quiet)
+            student = _distilled(model, job, splits, quiet=quiet)
             save_pretrained(student, home.path / ONE_PASS, architecture=architecture(job, splits))
-            facts["one_pass"] = one_pass.measured(student, splits)
+            facts["one_pass"] = _measured(student, splits)
         kept = f" {job.prune['keep']:.0%}" if job.prune else ""
         result = {
             "name": f"{job.method} {job.net}{kept} {job.data} seed {job.seed}",
@@ -111,6 +113,23 @@ def _pruned(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainab
     found = prune(dense, splits.unaugmented, cast(Any, job.prune)["keep"], seed=job.seed, quiet=quiet)
     sizes = [found.before._asdict(), found.after._asdict()]
     return found.model, {"pruned": {"sizes": sizes, "held_out": held_out}}
+
+
+def _distilled(model: Any, job: Job, splits: Splits, *, quiet: bool) -> OnePass:
+    """Distils a trained method on its training and held-out inputs; the same inputs recognise novel ones."""
+    train = splits.unaugmented
+    parts = [train] if splits.valid is None else [train, splits.valid]
+    x = torch.cat([part.__getitems__(list(range(len(part))))[0] for part in parts])
+    student = distil(model, x, samples=job.samples, seed=job.seed, progress=not quiet)
+    fit_novelty_if_possible(student, train, splits.valid, seed=job.seed)
+    return student
+
+
+def _measured(student: OnePass, splits: Splits) -> dict[str, Any]:
+    """Returns the test scores of a student, and how far it is from the draws on inputs that it was not taught."""
+    whole: Any = splits.whole
+    known = Images(whole.test, mean=whole.mean, std=whole.std) if isinstance(whole, DataSet) else whole.test
+    return {"scores": scores_of(student, known, samples=1), "agreement": student.report[""]._asdict()}
 
 
 def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -164,12 +183,29 @@ def _job_of(home: RunFolder) -> Job:
 
 
 class Run(NamedTuple):
-    """A finished run, read back; of points also their `units`."""
+    """A finished run, read back from its folder `home`; of points also their `units`."""
 
     job: Job
     model: Trainable
     result: dict[str, Any]
+    home: RunFolder
     units: Standardisation | None = None
+
+    def student(self, data: str | Path | None = None, note: Callable[[str], None] | None = None) -> OnePass:
+        """Returns the network that answers in one pass; distils it from the run's data, and stores it, if it is new."""
+        folder, config = self.home.path / ONE_PASS, f"{ONE_PASS}/{CONFIG}"
+        if self.home.has(config):
+            if config in self.result["sha256"]:  # the job's own
+                self.home.text(config)
+            found: Any = load(folder, mean_network(getattr(self.model, "members", [self.model])[0]))
+            return found.eval()  # type: ignore[no-any-return]
+        if note is not None:
+            note(f"{self.home.path} has no one-pass network yet. Distils one into {folder}, from the data of the run.")
+        splits = make_data(self.job, data, self.units)
+        student = _distilled(self.model, self.job, splits, quiet=note is None)
+        with suppress(OSError):  # a read-only folder
+            save_pretrained(student, folder, architecture=architecture(self.job, splits))
+        return student
 
 
 def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
@@ -198,4 +234,4 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
             raise
         got, remedy = f"another ({str(error).splitlines()[-1].strip()})", "Bring the old code back, or train anew."
         raise ValueError(complaint("net", f"{job.net} as it was when the run was trained", got, remedy)) from error
-    return Run(job, model.eval(), result, units)
+    return Run(job, model.eval(), result, home, units)

@@ -143,8 +143,8 @@ def _example(predictor: "Predictor", pixels: bool, path: Path | None) -> tuple[T
             raise ValueError(complaint("MODEL", "a run or a saved model", "a file that is exported", "Copy it."))
         if pixels and not is_image:
             raise ValueError(complaint("--pixels", "for a run on images", "another model", "Leave it out."))
-        if is_image:
-            images = predictor.home.answers()["shown/images"].float() / 255  # type: ignore[union-attr]
+        if run is not None and is_image:
+            images = run.home.answers()["shown/images"].float() / 255
             facts |= {"normalisation": {"mean": kind.mean, "std": kind.std}, "resize": kind.resize}
             return images if pixels else kind.prepared(images), facts
         if run is not None and run.units is not None:
