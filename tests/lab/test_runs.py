@@ -125,7 +125,7 @@ def test_a_run_of_another_job_is_not_overwritten(tmp_path: Path) -> None:
     RunFolder(tmp_path).write(JOB, TINY.to_toml().encode())  # begun, not finished
     with pytest.raises(ValueError, match=r"one of another job .*seed 0"):
         run(TINY.but(seed=1), tmp_path, quiet=True)
-    assert Job.from_toml(tmp_path / JOB) == TINY
+    assert Job.from_toml((tmp_path / JOB).read_text()) == TINY
 
 
 def test_the_reference_is_read_with_the_run(tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ class Split(NamedTuple):
         """Returns the given rows, in the given order."""
         return Split(self.images.index_select(0, index), self.labels[index])
 
-    part = rows  # that of a folder does not decode them
+    def part(self, index: Tensor) -> "Split":
+        """Returns the given rows; `Folder.part` does so without decoding them."""
+        return self.rows(index)
 
 
 def load_idx(folder: str | Path, *, train: bool) -> Split:

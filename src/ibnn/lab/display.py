@@ -1,8 +1,8 @@
 """The words, colours and tables that the command line, the report and figures share; opens matplotlib when drawing."""
 
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 SCORES = {"error": "error %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "aurc": "AURC", "rmse": "RMSE"}
@@ -58,13 +58,11 @@ def tables(result: dict[str, Any]) -> list[list[list[str]]]:
     return found
 
 
-@contextmanager
-def house_style(own: dict[str, Any]) -> Iterator[None]:
+def house_style(own: dict[str, Any]) -> AbstractContextManager[None]:
     """Replaces the user's matplotlib settings by those of all figures and these while something is drawn."""
     import matplotlib.style
 
-    with matplotlib.style.context(["default", _SHARED, own]):
-        yield
+    return matplotlib.style.context(["default", _SHARED, own])
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -3,14 +3,12 @@
 import json
 import tomllib
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ibnn import check, nets
 from ibnn.errors import complaint, did_you_mean
-from ibnn.files.atomic import read_toml
 from ibnn.lab import methods
 from ibnn.lab.imported_net import FORM, is_import_path
 from ibnn.training.recipe import Recipe, explain, to_toml
@@ -148,9 +146,9 @@ class Job(BaseModel):
         return short_hash(self.model_dump(exclude_defaults=True))
 
     @classmethod
-    def from_toml(cls, source: str | Path) -> "Job":
-        """Reads a TOML file (a Path) or text."""
-        return cls(**(read_toml(source) if isinstance(source, Path) else tomllib.loads(source)))
+    def from_toml(cls, text: str) -> "Job":
+        """Reads what `to_toml` returned, or a job file's text."""
+        return cls(**tomllib.loads(text))
 
     def to_toml(self) -> str:
         """Returns the fields that are set; `from_toml` gives back an equal job."""

@@ -3,13 +3,12 @@
 import json
 import shlex
 import tomllib
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ibnn import check
+from ibnn import check, lab
 from ibnn.app.cli.options import Data, TrustCode
 from ibnn.app.cli.screen import Screen, check_out, misuse
 from ibnn.errors import complaint, nearest
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from ibnn.lab.job import Job
     from ibnn.lab.parts import Splits
 
-_JOBS = resources.files("ibnn.lab") / "job_files"
+_JOBS = Path(lab.__path__[0]) / "job_files"
 
 
 def parsed(settings: list[str], flag: str) -> dict[str, Any]:
@@ -45,7 +44,7 @@ def parsed(settings: list[str], flag: str) -> dict[str, Any]:
 
 def names() -> list[str]:
     """Returns the names of the jobs that come with the library."""
-    return sorted(entry.name.removesuffix(".toml") for entry in _JOBS.iterdir() if entry.name.endswith(".toml"))
+    return sorted(path.stem for path in _JOBS.glob("*.toml"))
 
 
 def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
@@ -68,10 +67,9 @@ def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
 
 
 def _fields(name: str) -> dict[str, Any]:
-    if name in names():
-        return tomllib.loads((_JOBS / f"{name}.toml").read_text(encoding="utf-8"))
-    if Path(name).is_file():
-        return read_toml(Path(name))
+    file = _JOBS / f"{name}.toml" if name in names() else Path(name)
+    if file.is_file():
+        return read_toml(file)
     by_stem = {each: each for each in names()} | {path.stem: str(path) for path in Path(name).parent.glob("*.toml")}
     near = nearest(Path(name).stem, by_stem)
     remedy = "Check the name." if near is None else f"Did you mean {by_stem[near]!r}?"

@@ -33,7 +33,6 @@ class Busy(HTTPException):
     def __init__(self, seconds: float) -> None:
         headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
         super().__init__(503, "Too many requests are waiting. Try again later.", headers)
-        self.seconds = seconds
 
 
 def reply(refusal: HTTPException) -> JSONResponse:

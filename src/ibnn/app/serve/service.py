@@ -52,7 +52,7 @@ class Service:
         waiting = max(MOST, min(WAITING, BYTES // (4 * predictor.kind.size)))  # float32
         self._batcher = Batcher(self._answer, most=MOST, waiting=waiting, rows=batch_length)
         self.ask = self._batcher.submit  # returns the future rows, one for each input
-        self.close = self._batcher.close  # answers the waiting questions
+        self.close = self._batcher.close
         self.draining = False  # whether the service is about to end
 
     def _answer(self, parts: Any) -> list[list[Row]]:
@@ -121,6 +121,7 @@ class Batcher:
         self._lock, self._backlog = threading.Lock(), 0  # rows that wait or are being answered
         self._timed = (0.0, 0.0)  # seconds and rows of recent batches
         self._thread = ThreadPoolExecutor(1, "ibnn-answers")
+        self.close = self._thread.shutdown  # answers the waiting questions
 
     @property
     def wait(self) -> float:
@@ -139,10 +140,6 @@ class Batcher:
         self._queue.append((question, future))
         self._thread.submit(self._work)
         return future
-
-    def close(self) -> None:
-        """Answers the waiting questions and ends the thread."""
-        self._thread.shutdown()
 
     def _work(self) -> None:
         """Answers the questions that wait, up to a batch; there may be none, if the last batch took them all."""
