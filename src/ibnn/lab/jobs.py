@@ -62,12 +62,11 @@ def run(
         if (before := job.before()) is not None:
             place = first_folder or home.path.parent / before.key
             spent = run(before, place, data_folder=data_folder, splits=splits, quiet=quiet)["costs"]
+            first: Any = read_run(place, trust_code=True).model  # trained with that code, or read with trust
             if job.prune is None:
-                state = RunFolder(place).model_state().items()
-                start = {name.removeprefix("net."): value for name, value in state if name.startswith("net.")}
-                model = make_method(job, len(splits.whole.classes), start, splits.units)
+                model = make_method(job, len(splits.whole.classes), first.net.state_dict(), splits.units)
             else:
-                model, facts = _pruned(job, place, splits, quiet)
+                model, facts = _pruned(job, first, splits, quiet)
                 _begin(job, splits, home)
         cast(nn.Module, model).to(job.device)
         history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
@@ -106,9 +105,8 @@ def _begin(job: Job, splits: Splits, home: RunFolder) -> None:
         home.write(TABLE, f"{splits.units.to_json()}\n".encode())
 
 
-def _pruned(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainable, dict[str, Any]]:
+def _pruned(job: Job, dense: IBNN, splits: Splits, quiet: bool) -> tuple[Trainable, dict[str, Any]]:
     """Returns the model that was trained first without the channels that it needs least, and what was cut."""
-    dense = cast(IBNN, read_run(place, trust_code=True).model)  # trained with that code, or read with trust
     held_out = [] if splits.valid is None else [scores_of(dense, splits.valid, samples=job.samples)]
     found = prune(dense, splits.unaugmented, cast(Any, job.prune)["keep"], seed=job.seed, quiet=quiet)
     sizes = [found.before._asdict(), found.after._asdict()]

@@ -8,7 +8,7 @@ import torch
 import typer
 from torch import Tensor
 
-from ibnn.app.cli.options import Data, Device, Model, Net, Novelty, Risk, Samples, Source, TrustCode
+from ibnn.app.cli.options import Data, Novelty, Risk, Source, Trained
 from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse, require
 from ibnn.app.cli.train import show
 from ibnn.baselines import Plain
@@ -27,13 +27,9 @@ _TEST = "An .npz file with inputs x, as the network takes them, and targets y: w
 
 def evaluate(
     screen: Screen,
-    model: Model,
+    source: Trained,
     data: Data = None,
     test: Annotated[Path | None, typer.Option(help=_TEST)] = None,
-    samples: Samples = None,
-    device: Device = None,
-    net: Net = None,
-    trust_code: TrustCode = False,
 ) -> None:
     """Evaluates a run, or a saved model on --test: error, NLL, ECE and Brier score; a run also on changed images.
 
@@ -43,11 +39,11 @@ def evaluate(
     from ibnn.lab.evaluation import evaluate as measure
     from ibnn.lab.parts import make_data
 
-    predictor = Source(model, samples, device=device, net=net, trust_code=trust_code).read(screen)
+    predictor = source.read(screen)
     run = predictor.run
     if not isinstance(predictor.model, torch.nn.Module) or (run is None) == (test is None):
         remedy = "Pass --test with a saved model, and not with a run; of an .onnx file pass what it was made of."
-        raise MisuseError(complaint("MODEL", "a run, or a saved model and --test", model, remedy))
+        raise MisuseError(complaint("MODEL", "a run, or a saved model and --test", source.model, remedy))
     with misuse(ValueError):
         whole: Any = _arrays(test, predictor.classes) if test else None
         splits: Any = None if run is None else make_data(run.job, data, run.units)
@@ -55,7 +51,7 @@ def evaluate(
     found = measure(cast(Any, predictor.model), whole, valid, samples=predictor.samples, data_folder=data).result
     result = {"name": predictor.name, "data": whole.name, **found}
     if run is not None:
-        result |= {"data": run.job.data, "costs": run.result["costs"]}
+        result["costs"] = run.result["costs"]
     screen.json(result) if screen.as_json else show(screen, result)
 
 
