@@ -31,7 +31,7 @@ import ibnn.sampling.loop as chains
 from ibnn.files.export import file_answers
 from ibnn.files.saving import load, save_pretrained
 from ibnn.lab.job import Job
-from ibnn.lab.jobs import run
+from ibnn.lab.jobs import read_run, run
 from ibnn.lab.runs import RunFolder
 
 SEQUENCE = 3  # kills before an operation may end
@@ -76,7 +76,7 @@ def sample(folder: Path) -> str:
 def job(folder: Path, **more: Any) -> str:
     run(Job(**JOB, **more), folder / "run", quiet=True)
     home = RunFolder(folder / "run")
-    return digest({**home.model_state(), **home.answers()})
+    return digest({**read_run(home.path).model.state_dict(), **home.answers()})
 
 
 def prune(folder: Path) -> str:

@@ -519,7 +519,7 @@ def test_a_network_of_your_own_runs_and_is_read_back_if_trusted(code: str, tmp_p
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("hidden=8", "hidden=9"), "another .*size mismatch"),
+        (("hidden=8", "hidden=9"), "layer '1.3' of 8 nodes, but got one of 9"),
         (("def make_net", "def make_other"), "'make_net', which it does not have"),
         (("from torch", "import nowhere_at_all\nfrom torch"), "No module named 'nowhere_at_all'"),
         (None, "has no module"),

@@ -12,17 +12,18 @@ from torch import nn
 
 from ibnn.data import TABLES, DataSet, Images, Standardisation
 from ibnn.errors import DamagedError, complaint
+from ibnn.files import model_folder
 from ibnn.files.saving import load, save_pretrained
 from ibnn.lab.evaluation import evaluate, scores_of
 from ibnn.lab.job import Job
 from ibnn.lab.methods import METHODS
-from ibnn.lab.parts import Splits, architecture, make_data, make_method, prepare
+from ibnn.lab.parts import Splits, architecture, make_data, make_method, plain_net, prepare
 from ibnn.lab.runs import ANSWERS, CONFIG, JOB, ONE_PASS, RESULT, TABLE, RunFolder, versions
 from ibnn.network import IBNN, STATE
 from ibnn.novelty.fitting import ROWS, fit_novelty_if_possible
 from ibnn.one_pass import OnePass, distil, mean_network
 from ibnn.prediction import check_level
-from ibnn.pruning import prune, resize
+from ibnn.pruning import prune, rebuild
 from ibnn.training.history import History
 from ibnn.training.loop import fit
 from ibnn.training.trainable import Trainable
@@ -222,14 +223,8 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
     units = TABLES[job.data].units if job.data in TABLES else None
     if job.has_file:
         units = Standardisation.from_json(home.text(TABLE))
-    model, state = make_method(job, len(result["classes"]), units=units), home.model_state()
-    try:
-        if job.prune is not None:
-            resize(cast(IBNN, model), state)
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        if not job.has_code:
-            raise
-        got, remedy = f"another ({str(error).splitlines()[-1].strip()})", "Bring the old code back, or train anew."
-        raise ValueError(complaint("net", f"{job.net} as it was when the run was trained", got, remedy)) from error
-    return Run(job, model.eval(), result, home, units)
+    home.text(CONFIG)  # raises if it has changed since
+    net = plain_net(job, len(result["classes"]), units)
+    if job.prune is not None:
+        net = rebuild(net, model_folder.read_tensors(home.path, model_folder.read_config(home.path)))
+    return Run(job, load(home.path, net, copy=False).eval(), result, home, units)

@@ -93,10 +93,10 @@ def make_method(job: Job, classes: int, start: State | None = None, units: Units
         scale = units.target.scale
         options["likelihood"] = Gaussian(init_std=units.target.noise / scale, location=units.target.centre, scale=scale)
     options |= job.method_options
-    return METHODS[job.method].build(lambda member: _make_net(job, classes, units, start, member), **options)
+    return METHODS[job.method].build(lambda member: plain_net(job, classes, units, start, member), **options)
 
 
-def _make_net(job: Job, classes: int, units: Units, start: State | None = None, member: int = 0) -> nn.Module:
+def plain_net(job: Job, classes: int, units: Units, start: State | None = None, member: int = 0) -> nn.Module:
     """Returns the plain network of a job; one for points takes their own units."""
     with generators_restored():
         seed_generators(job.seed, member)
@@ -119,7 +119,7 @@ def architecture(job: Job, splits: Splits) -> dict[str, Any] | list[dict[str, An
     named: dict[str, Any] = {"name": job.net, "options": {"classes": classes or 1, **_net_options(job, units)}}
     if units is None:
         return named
-    affine: Any = next(_make_net(job, classes, units).children())
+    affine: Any = next(plain_net(job, classes, units).children())
     return [{"name": "affine", "options": {"scale": affine.scale.tolist(), "shift": affine.shift.tolist()}}, named]
 
 
@@ -159,7 +159,7 @@ def _check_net(job: Job, splits: Splits, start: State | None) -> None:
     """Passes one example through the network; raises if it does not fit the data or the weights to start from."""
     outputs = len(splits.whole.classes) or 1
     try:
-        net = _make_net(job, len(splits.whole.classes), splits.units, start).eval()
+        net = plain_net(job, len(splits.whole.classes), splits.units, start).eval()
     except RuntimeError as error:
         got = f"{job.weights} ({str(error).splitlines()[-1].strip()})"
         raise ValueError(complaint("weights", f"those of {job.net!r}", got, "Pass the plain network's.")) from error

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from ibnn._version import __version__
 from ibnn.errors import complaint
-from ibnn.files import model_folder, sealed
+from ibnn.files import sealed
 from ibnn.files.atomic import locked, read_text, write_atomically
-from ibnn.network import NUMBERS
 
 CONFIG, JOB, TABLE, RECIPE, HISTORY = "config.json", "job.toml", "table.json", "recipe.toml", "history.csv"
 MODEL, ANSWERS, RESULT = "model.safetensors", "answers.safetensors", "result.json"
@@ -115,13 +114,6 @@ class RunFolder:
     def answers(self) -> dict[str, Tensor]:
         """Reads the answers for the test set."""
         return safetensors.torch.load_file(self._verified(ANSWERS))
-
-    def model_state(self) -> dict[str, Tensor]:
-        """Reads the state dict of the trained model."""
-        config = model_folder.read_config(self._verified(CONFIG).parent)
-        numbers = {name: config[name] for name in NUMBERS if config.get(name) is not None}
-        tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
-        return tensors | model_folder.read_tensors(self.path, config)
 
     def _verified(self, name: str) -> Path:
         """Returns the path of a file; raises unless it exists and, if the run has finished, is as it was then."""

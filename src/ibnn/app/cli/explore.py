@@ -91,7 +91,7 @@ def data_get(
     with misuse():
         download.server(mirror)
         for name in names:
-            check.choice("NAME", name, places)
+            check.choice("name", name, places)
     for name in names:
         if name in sets.KNOWN:
             download.get(name, data, mirror=mirror, progress=not screen.quiet)
