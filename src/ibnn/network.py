@@ -22,7 +22,7 @@ from ibnn.inputs import Call, Inputs, Pick
 from ibnn.latent import Latent, Pass, runs, strip
 from ibnn.layers.batch_axis import find_batch
 from ibnn.layers.bypass import bypassed
-from ibnn.layers.explain import explaining_shapes
+from ibnn.layers.explain import explain
 from ibnn.layers.registry import duplicate, fold
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.mixture import KLKind, Mixture
@@ -467,9 +467,12 @@ class IBNN(nn.Module):
         )
         q = self.posterior()
         drawn = self._training_draws(q, rows, samples, spread, part)
-        with explaining_shapes(self.net, x):
+        try:
             output = self._read(self._run(call, drawn))
             inputs.check_rows(output, rows * samples)
+        except (RuntimeError, IndexError, ValueError) as error:
+            explain(error, self.net, x)
+            raise
         if checks:
             self.likelihood.check(output, y)
             if isinstance(self.likelihood, Categorical):

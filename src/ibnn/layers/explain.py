@@ -19,9 +19,14 @@ def explaining_shapes(net: Any, inputs: Inputs, argument: str = "x") -> Iterator
     try:
         yield
     except (RuntimeError, IndexError, ValueError) as error:
-        message = None if out_of_memory(error) else _misfit(net, inputs, argument)
-        if message is None:
-            raise
+        explain(error, net, inputs, argument)
+        raise
+
+
+def explain(error: Exception, net: Any, inputs: Inputs, argument: str = "x") -> None:
+    """Raises a ValueError that names the layer that the inputs do not fit, if that is the cause of an error."""
+    message = None if out_of_memory(error) else _misfit(net, inputs, argument)
+    if message is not None:
         raise ValueError(message) from error
 
 

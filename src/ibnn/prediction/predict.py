@@ -23,7 +23,7 @@ from ibnn.batches import as_source
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, as_tensors, batch_length, check_rows, slice_rows, split_inputs, tensors, tree_map
-from ibnn.layers.explain import explaining_shapes
+from ibnn.layers.explain import explain, explaining_shapes
 from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, check_level
 from ibnn.prediction.conformal import Conformal, HeldOut, check_groups
 
@@ -290,9 +290,12 @@ def _by_pieces(
                 for start in range(0, rows, size):
                     piece = batch if size >= rows else slice_rows(batch, slice(start, start + size), rows)
                     piece = tree_map(lambda t: t.to(like.device), piece)
-                    net = getattr(method, "net", nn.Identity())
-                    with explaining_shapes(net, piece), explaining_cuts(batch_size, rows):
-                        part = answer(piece, first + start)
+                    try:
+                        with explaining_cuts(batch_size, rows):
+                            part = answer(piece, first + start)
+                    except (RuntimeError, IndexError, ValueError) as error:
+                        explain(error, getattr(method, "net", nn.Identity()), piece)
+                        raise
                     answers.append((number, part if home == like.device else part.to(home)))
             first += rows
     if world > 1:
