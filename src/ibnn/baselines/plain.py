@@ -74,10 +74,8 @@ class Baseline(nn.Module):
 class Plain(Baseline):
     """One deterministic network; with weight decay it is the MAP estimate.
 
-    Attributes:
-        net: The network; trained in place, its weights keep their names.
-        likelihood: What its output says about a target; default `Categorical`.
-        random: Whether draws differ.
+    `net` is trained in place, and its weights keep their names. `likelihood` (default `Categorical`) says what the
+    output means for a target, and `random` whether draws differ.
     """
 
     components, nodes, random = 1, 0, False

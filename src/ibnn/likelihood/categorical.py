@@ -47,9 +47,7 @@ class Discrete(Likelihood):
 class Categorical(Discrete):
     """Classes by softmax over one axis of the output, (B, C), (B, C, …) or (B, …, C); targets are class indices.
 
-    Attributes:
-        axis: The axis of the classes in the network's output; None until it is known.
-        next_token: Whether targets are shifted by one token, as causal language models do; None until it is known.
+    `axis` and `next_token` are None until they are known.
 
     >>> likelihood = Categorical(label_smoothing=0.1)
     >>> round(likelihood.terms(torch.zeros(2, 4), torch.tensor([0, 3])).loss.item(), 4)  # uniform: log 4

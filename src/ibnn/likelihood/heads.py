@@ -24,11 +24,6 @@ class Heads(Likelihood):
     `predict` answers with a `JointPrediction`. Targets are a dict of tensors. Heads are independent given the output,
     and a datum is a target of any of them: losses are means over all, and N counts all.
 
-    Attributes:
-        names: Names of the heads.
-        heads: Their likelihoods, in the same order.
-        relative: Each head's temperature over the common one (a buffer); `calibrate` and `fit` set it.
-
     >>> import ibnn
     >>> likelihood = Heads({"age": ibnn.Gaussian(), "sex": ibnn.Bernoulli()})
     >>> y = {"age": torch.zeros(2, 1), "sex": torch.ones(2, 1)}
@@ -38,7 +33,7 @@ class Heads(Likelihood):
     """
 
     masks = True
-    relative: Tensor
+    relative: Tensor  #: Each head's temperature over the common one (a buffer); `calibrate` and `fit` set it.
 
     def __init__(self, heads: Mapping[str, Likelihood]) -> None:
         """Takes the likelihoods by the names of the outputs."""

@@ -42,11 +42,8 @@ class ShiftMonitor:
     So a late shift takes about 2 log k nats more evidence than an early one. A shifted stream becomes its own reference
     after a while: calibration scores must be enough to show the shift before that (`fewest_scores`).
 
-    Attributes:
-        seen: n, the number of scores since calibration.
-        alarm: The number of the score that raised the alarm, counted from 1; None so far.
-        log_wealth: Log of the present wealth.
-        log_peak: Log of the highest wealth so far.
+    `seen` is n. `alarm` is the number of the score that raised the alarm, counted from 1, or None so far. `log_wealth`
+    and `log_peak` are logs of the present wealth and of the highest so far.
 
     >>> calm = torch.rand(500, generator=torch.Generator().manual_seed(0))
     >>> monitor = ShiftMonitor(calm[:300], false_alarm=0.01)
