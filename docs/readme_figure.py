@@ -83,7 +83,7 @@ LINES = {"SGD": "#777777", "MC-dropout": "#009E73", "iBNN-8": "#0072B2"}
 PAPER = ", paper's optimiser"  # a second line of plain networks, where the first is trained by Adam
 FRONTIERS = {  # by network: name of the figure, beginning of its rows, title
     "frontier": ("LeNet", "One noisy network is near four plain ones, and one pass keeps nearly all of it"),
-    "frontier-deeper": ("VGG-16/4, 10,000 CIFAR-10 ", "On a deeper network two noisy ones are level with four plain ones"),
+    "frontier-deeper": ("VGG-16/4, 10,000 CIFAR-10 ", "In a deeper network two noisy ones equal four plain ones"),
 }
 MADE_OF = ("", ", 4 networks")  # what one-pass networks learnt from
 Points = dict[str, list[tuple[float, float]]]
