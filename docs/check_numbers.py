@@ -161,8 +161,7 @@ def deploying() -> Iterator[str]:
 
 
 EARLIER = {  # files that were not made again since training was pinned, and why a page still shows them
-    "choose": "rates of rivals, chosen once",
-    "novelty": "scores of novelty",
+    "choose": "settings of BNN-VI, chosen once",
 }
 OURS = {"uci": "/ibnn/"}  # files where only the rows with this in their name are trained by our code
 NO_TRAINING = (  # times, sizes, coverages: no training is judged

@@ -74,7 +74,7 @@ def draw(content: dict[str, Any]) -> None:
             colour = "#D55E00" if answer["novel"] else "#0072B2" if len(answer["set"]) == 1 else "#777777"
             place.set_xlabel(caption(answer), fontsize=7.5, color=colour)
             place.set(xticks=[], yticks=[])
-        figure.suptitle("Every answer has a set that holds the truth 90 % of the time, and a warning for novel inputs")
+        figure.suptitle("Answers come with a set that holds the truth nine times in ten, and a warning")
         figure.subplots_adjust(left=0.01, right=0.99, bottom=0.34, top=0.88, wspace=0.12)
         figure.savefig(DOCS / "figures" / "readme.png")
 

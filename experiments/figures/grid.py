@@ -104,9 +104,9 @@ def spread(values: list[float]) -> Spread:
 
 
 def outsider(cells: Cells) -> str | None:
-    """Returns the images that test images are told from: another data set, which comes last, else corrupted ones."""
-    known = list(dict.fromkeys(name for cell in cells for name in cell.get("outsiders") or {}))
-    return known[-1] if known else None
+    """Returns the data set whose images test images are told from, if there was one."""
+    known = [name for cell in cells for name in cell.get("outsiders") or {} if not name.startswith("corrupted")]
+    return known[0] if known else None
 
 
 def auroc(cells: Cells, score: str) -> list[float]:

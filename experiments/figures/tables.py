@@ -59,8 +59,8 @@ def _count(*path: str) -> Text:
 
 
 WANTED = {  # kinds of columns; a figure that is not here has all
-    "components": ("error", "nll", "ece", "temperature", "seconds", "parameters", "forwards"),
-    "size": ("error", "nll", "ece", "temperature", "seconds", "parameters"),
+    "components": ("error", "nll", "ece", "temperature", "parameters", "forwards"),
+    "size": ("error", "nll", "ece", "temperature", "parameters"),
     **dict.fromkeys(("calibration", "pca", "softmax"), ("error", "nll", "ece", "temperature")),
     "ood": ("error", "nll", "corrupted", "ood"),
 }
@@ -84,7 +84,6 @@ def _columns(grid: Grid) -> list[tuple[str, str, Text]]:
         ("corrupted", "corrupted ECE + T", _mean("tempered", "corrupted", "all", "ece")),
         ("ood", outside, lambda cells: _worded(auroc(cells, "max_prob"))),
         ("ood", f"{outside} by epistemic", lambda cells: _worded(auroc(cells, "epistemic"))),
-        ("seconds", "training seconds", _mean("costs", "train_seconds", digits=0)),
         ("rows", "rows ×", _times(grid)),
         ("parameters", "parameters", _count("costs", "parameters")),
         ("forwards", "forwards", _count("costs", "forwards")),
