@@ -125,6 +125,7 @@ def draw_frontier(found: dict[str, Points], title: str, name: str) -> None:
         for method, points in found.items():
             look: dict[str, Any] = {"color": LINES[method.removesuffix(PAPER)]}
             look |= {"ls": "--" if method.endswith(PAPER) else "-", "marker": "o"}
+            look |= {"ms": 9 if method == "MC-dropout" else 6}  # to be seen below iBNN's
             left.plot(*zip(*points["networks"], strict=True), label=method, **look)
             right.plot(*zip(*points["passes"], strict=True), **look)
             if points["one pass"]:
