@@ -291,7 +291,11 @@ def test_answers_under_load_are_those_of_single_requests(running: Running, pixel
     alone = [running.predict(json={"inputs": [each]})["rows"][0] for each in inputs[:12]]
 
     def ask(number: int) -> Any:
-        reply = requests.post(f"{running.url}/predict", json={"inputs": [inputs[number]]}, timeout=60)
+        for _ in range(100):  # on a busy machine the first batch takes so long that others are told to try again
+            reply = requests.post(f"{running.url}/predict", json={"inputs": [inputs[number]]}, timeout=60)
+            if reply.status_code != 503:
+                break
+            time.sleep(0.1)
         assert reply.status_code == 200, reply.text
         return reply.json()["rows"][0]
 
