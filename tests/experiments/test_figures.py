@@ -390,6 +390,9 @@ def test_the_readme_figures_show_what_the_files_hold() -> None:
     four = cells[f"{setting} / SGD, 4 networks / seed 0"]
     assert found["SGD"]["passes"][-1] == (4, pytest.approx(four["tempered"]["scores"]["nll"]))
     assert found["SGD"]["one pass"] == []
+    deeper = "VGG-16/4, 10,000 CIFAR-10 "
+    few = [cells[f"{deeper}/ iBNN-8, 8 passes / seed {seed}"]["tempered"]["scores"]["nll"] for seed in range(3)]
+    assert drawn["frontier"](cells, deeper)["iBNN-8"]["passes"][0] == (8, pytest.approx(statistics.mean(few)))
     answers = json.loads((root / "experiments" / "results" / "readme.json").read_text())["answers"]
     assert [answer["novel"] for answer in answers] == [False] * 4 + [True] * 2
     assert all(("novel input" in drawn["caption"](answer)) == answer["novel"] for answer in answers)
